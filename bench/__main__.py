@@ -41,8 +41,12 @@ def main(argv: Sequence[str]) -> int:
     module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
     # ``--json -``: standard output is for the JSON
     people = sys.stderr if "-" in argv[1:] else sys.stdout
-    with contextlib.redirect_stdout(people):
-        code: int = module.run(list(argv[1:]))
+    try:
+        with contextlib.redirect_stdout(people):
+            code: int = module.run(list(argv[1:]))
+    except KeyboardInterrupt:
+        print(f"bench {argv[0]}: interrupted", file=sys.stderr)
+        return 130
     return code
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from multiprocessing import get_context
@@ -112,7 +113,12 @@ def in_a_child(function: Callable[..., T], *args: object) -> T | None:
     None if it hangs."""
     context = get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=lambda: theirs.send(function(*args)))
+
+    def play() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # our parent ends us
+        theirs.send(function(*args))
+
+    child = context.Process(target=play)
     child.start()
     theirs.close()
     try:

@@ -263,7 +263,7 @@ class RealDisk:
 
     async def fsync(self, path: str) -> None:
         """Return once the file and its name would survive a crash."""
-        await self._run(_fsync, self._path(path))
+        await self._run(_fsync, self._path(path), self._path(path).parent)
 
     async def replace(self, path: str, data: bytes | memoryview) -> None:
         """Atomically and durably put ``data`` at ``path``."""
@@ -368,16 +368,16 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _fsync(path: Path) -> None:
-    for name in (path, path.parent):
-        descriptor = os.open(name, os.O_RDONLY)
+def _fsync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes | memoryview) -> None:
+def _replace(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
@@ -386,7 +386,7 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp's 0600 would lock out other users who may read the folder
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         _rename(Path(temporary), path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -396,11 +396,7 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 def _rename(old: Path, new: Path) -> None:
     new.parent.mkdir(parents=True, exist_ok=True)
     old.replace(new)
-    descriptor = os.open(new.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _fsync(new.parent)
 
 
 def _remove(path: Path) -> None:
@@ -504,17 +500,8 @@ def load_or_create_key(path: Path) -> KeyPair:
     """
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A new name each time: a start that was killed here leaves its file, and process
-            # ids come again.
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
-            temporary = Path(name)
-            with os.fdopen(descriptor, "wb") as file:
-                seed = secrets.token_bytes(SEED_BYTES)
-                file.write(seed + _key_checksum(seed))
-                file.flush()
-                os.fsync(file.fileno())
-            _rename(temporary, path)
+            seed = secrets.token_bytes(SEED_BYTES)
+            _replace(path, seed + _key_checksum(seed), 0o600)
         data = path.read_bytes()
         path.chmod(0o600)
     except OSError as error:

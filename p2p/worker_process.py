@@ -28,7 +28,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -73,20 +72,8 @@ class WorkerStarter:
         if the trial cannot run."""
         async with self._turn:
             if self._found is None:
-                try:
-                    found = await trio.to_thread.run_sync(find_containment, self._folder)
-                except OSError as error:
-                    raise _refused("a trial of containment", error) from error
-                self._found = found
+                self._found = await _tried(find_containment, self._folder)
             return self._found
-
-    async def _containment_of(self, confined: Confinement, name: str) -> Containment:
-        """Return the containment for a confinement. Raises `WorkerNotStarted` if containment is
-        required and nothing contains workers here."""
-        found = await self.containment()
-        if confined.required and not found.holds:
-            raise WorkerNotStarted(f"{name} must not run uncontained; containment: {found}")
-        return await self._with_machine(found) if confined.sees_machine else found
 
     async def _with_machine(self, found: Containment) -> Containment:
         """Return the containment of workers that see the machine. Their mounts differ, and may
@@ -96,12 +83,7 @@ class WorkerStarter:
                 reason = found.reason
                 if found.holds:
                     trial = Confinement(sees_machine=True)
-                    try:
-                        reason = await trio.to_thread.run_sync(
-                            try_containment, found, trial, self._folder
-                        )
-                    except OSError as error:
-                        raise _refused("a trial of containment", error) from error
+                    reason = await _tried(try_containment, found, trial, self._folder)
                 if reason:
                     logger.warning("engines run as any program of yours does: %s", reason)
                 self._for_machine = Containment(reason=reason) if reason else found
@@ -112,9 +94,16 @@ class WorkerStarter:
         self, argv: Sequence[str], name: str, confined: Confinement | None
     ) -> AsyncIterator[ProcessWorker]:
         """Open a worker, as `p2p.world.World.open_worker` describes."""
-        start = await self._launch(argv, name, confined)
+        start = Launch((sys.executable, "-m", *argv), os.environ)
+        if confined is not None:
+            found = await self.containment()
+            if confined.required and not found.holds:
+                raise WorkerNotStarted(f"{name} must not run uncontained; containment: {found}")
+            if confined.sees_machine:
+                found = await self._with_machine(found)
+            start = await trio.to_thread.run_sync(self._launch, argv, confined, found)
         try:
-            worker = _start(start, name, confined)
+            worker = ProcessWorker(start, name, confined)
         except OSError as error:
             raise _refused(name, error) from error
         try:
@@ -125,22 +114,21 @@ class WorkerStarter:
             with trio.CancelScope(shield=True):
                 await worker.aclose()
 
-    async def _launch(
-        self, argv: Sequence[str], name: str, confined: Confinement | None
-    ) -> Launch:
-        if confined is None:
-            variables = {**os.environ, **WORKER_VARIABLES}
-            return Launch((sys.executable, "-m", *argv), variables)
-        containment = await self._containment_of(confined, name)
-        return await trio.to_thread.run_sync(self._launch_confined, argv, confined, containment)
-
-    def _launch_confined(
+    def _launch(
         self, argv: Sequence[str], confined: Confinement, containment: Containment
     ) -> Launch:
         for folder in confined.writable:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        start = launch(argv, confined, containment, folder=self._folder, keys=self._keys)
-        return replace(start, variables={**start.variables, **WORKER_VARIABLES})
+        return launch(argv, confined, containment, folder=self._folder, keys=self._keys)
+
+
+async def _tried(trial: Callable[..., T], *args: object) -> T:
+    """Return the result of a trial of containment. Raises `WorkerNotStarted` if it cannot
+    run."""
+    try:
+        return await trio.to_thread.run_sync(trial, *args)
+    except OSError as error:
+        raise _refused("a trial of containment", error) from error
 
 
 def _refused(name: str, error: OSError) -> WorkerNotStarted:
@@ -150,43 +138,29 @@ def _refused(name: str, error: OSError) -> WorkerNotStarted:
     )
 
 
-def _start(start: Launch, name: str, confined: Confinement | None) -> ProcessWorker:
-    """Start the process. Raises `OSError` if the system refuses."""
-    is_heard = confined is not None and not confined.sees_machine
-    process = subprocess.Popen(
-        start.command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if is_heard else None,
-        env=dict(start.variables),
-        process_group=0,  # with what it starts, which ends with it
-        bufsize=0,
-    )
-    return ProcessWorker(process, name, confined, is_nested=start.is_nested)
-
-
 class ProcessWorker:
     """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        name: str,
-        confined: Confinement | None = None,
-        *,
-        is_nested: bool = False,
-    ) -> None:
-        """Speak to ``process``, whose unbuffered pipes belong to this worker from now on.
-        ``is_nested`` is explained at `Launch`."""
+    def __init__(self, start: Launch, name: str, confined: Confinement | None) -> None:
+        """Start the process. Raises `OSError` if the system refuses."""
+        is_stranger = confined is not None and not confined.sees_machine
+        self._process = process = subprocess.Popen(
+            start.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if is_stranger else None,
+            env={**start.variables, **WORKER_VARIABLES},
+            process_group=0,  # with what it starts, which ends with it
+            bufsize=0,
+        )
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process = process
         self._name = name
-        self._is_nested = is_nested
+        self._is_nested = start.is_nested
         # Bytes of one request or reply of a worker that is not confined: our own child, so this
         # only stops a runaway, not an attacker.
         self._most = (1024 * MIB) if confined is None else REPLY
-        self._rests = is_nested and confined is not None and not confined.sees_machine
+        self._rests = start.is_nested and is_stranger
         self._stdin = _stream_of(process.stdin.fileno())
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
@@ -196,7 +170,9 @@ class ProcessWorker:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-        self._said = Words(name)
+        self._unheard = HEARD
+        """Bytes of its output that may still go to the log."""
+        self._last_line = "it said nothing"
         self._inner: list[int] = []
         """The first process of the worker's namespace."""
         self._resting: list[int] = []
@@ -225,7 +201,7 @@ class ProcessWorker:
                 self._signal(signal.SIGSTOP)
                 return
         await self._hear_out()
-        why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._said.last})"
+        why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._last_line})"
         raise WorkerNotStarted(f"the process of {self._name} did not become ready {why}")
 
     async def _read_ready(self) -> bytes:
@@ -268,12 +244,22 @@ class ProcessWorker:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             # Bytes of a worker's output read at a time: the capacity of a pipe.
             while data := await stream.receive_some(64 * KI):
-                self._said.hear(data)
+                self._log(data)
                 left -= len(data)
                 if left < 0:
                     logger.info("%s printed more than it may in one call", self._name)
                     self._kill()
                     return
+
+    def _log(self, data: bytes) -> None:
+        """Log output line by line. Control characters are escaped, since it may quote a
+        stranger."""
+        text = data[: self._unheard].decode("utf-8", "backslashreplace")
+        self._unheard -= min(self._unheard, len(data))
+        for line in text.splitlines():
+            if line.strip():
+                self._last_line = line.encode("unicode_escape").decode("ascii")
+                logger.info("%s prints: %s", self._name, self._last_line)
 
     async def _exchange(self, request: bytes) -> bytes | ShoalError:
         """Return the reply, or an error that explains why none came."""
@@ -400,23 +386,3 @@ def _children_of(pid: int) -> list[int]:
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:
     return trio.lowlevel.FdStream(os.dup(descriptor))
-
-
-class Words:
-    """A worker's output for the log: the first `HEARD` bytes, safe for any terminal."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._left = HEARD
-        self.last = "it said nothing"
-        """The last line so far."""
-
-    def hear(self, data: bytes) -> None:
-        """Log output line by line. Control characters are escaped, since it may quote a
-        stranger."""
-        text = data[: self._left].decode("utf-8", "backslashreplace")
-        self._left -= min(self._left, len(data))
-        for line in text.splitlines():
-            if line.strip():
-                self.last = line.encode("unicode_escape").decode("ascii")
-                logger.info("%s prints: %s", self._name, self.last)

@@ -59,7 +59,7 @@ MIN_MODULUS: Final = 1 << 15
 
 # Where a chunk has hardly more values than the top k takes (a last chunk of one or two short
 # rows), the top k holds values near zero, whose float32 noise is as large as they are: an
-# honest submission of a demo run was refused for such a chunk. The strict comparison leaves out
+# honest submission of a demo run was refused for such a chunk. The comparison leaves out
 # what is 16 times smaller than the largest, which no top k of a full chunk contains.
 SIGNIFICANT_EXPONENTS: Final = 4
 
@@ -68,14 +68,11 @@ SIGNIFICANT_EXPONENTS: Final = 4
 # two bfloat16 numbers, differs by 2e-7 between decoding and prefill and is rounded the other
 # way; where 16 completions share a prompt it stands in the chunk many times, up to 15 of them
 # entered or left the top 128 at once, and each counted as a mismatch: honest work was rejected
-# in about one demo of eight. So the strict comparison leaves out own values within this many
+# in about one demo of eight. So the comparison leaves out own values within this many
 # bfloat16 steps of the k-th. That settles torch's choice among equal values as well. Tried: a
 # higher limit of mismatches, which lets weights one step old through. Of 128 values a chunk of
 # a trained model keeps about 120.
 BORDER_STEPS: Final = 1
-
-NO_MATCH: Final = float(2**64)
-"""Value that the package reports for a mean or median over no values."""
 
 # The largest values of a short chunk are smaller than those of a whole one, and the noise of
 # bfloat16 is a larger part of them. Measured on a model of 135 M (62 values a chunk): chunks of
@@ -342,7 +339,7 @@ def verify(
     ]
     sound = [i for i, claim in enumerate(claims) if not isinstance(claim, Malformed)]
     words = [chunk for claim in claims if not isinstance(claim, Malformed) for chunk in claim]
-    stats = iter(_measure([chunk for i in sound for chunk in sequences[i]], words, strict=True))
+    stats = iter(_measure([chunk for i in sound for chunk in sequences[i]], words))
     return [
         claim
         if isinstance(claim, Malformed)
@@ -398,20 +395,6 @@ def independence(completions: Sequence[Sequence[int]]) -> list[list[float]]:
         ]
         for counts in rows
     ]
-
-
-def package_statistics(proof: bytes, rows: Rows) -> list[ChunkStats]:
-    """Return the numbers that the package itself would report, chunk by chunk, with signs
-    ignored.
-
-    They serve to compare with published thresholds; `verify` gives what to judge by. Raises
-    `ValueError` if the bytes are not the proof of that many rows.
-    """
-    chunks = _largest(_cut(_checked(rows)), TOP_K)
-    claim = _parse_untrusted(proof, chunks)
-    if isinstance(claim, Malformed):
-        raise ValueError(claim.reason)
-    return _measure(chunks, claim, strict=False)
 
 
 def _checked(rows: Rows) -> Rows:
@@ -493,13 +476,11 @@ def _parse_untrusted(
     return chunks
 
 
-def _measure(
-    chunks: Sequence[_Chunk], claims: Sequence[NDArray[np.intp]], *, strict: bool
-) -> list[ChunkStats]:
+def _measure(chunks: Sequence[_Chunk], claims: Sequence[NDArray[np.intp]]) -> list[ChunkStats]:
     """Return the statistics of each chunk.
 
-    With ``strict`` signs count, values that are not finite never agree, and values whose rank
-    among the largest is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
+    Signs count, values that are not finite never agree, and values whose rank among the largest
+    is noise are left out (`SIGNIFICANT_EXPONENTS`, `BORDER_STEPS`).
     """
     results: list[ChunkStats | None] = [None] * len(chunks)
     for batch in _batches(chunks):
@@ -508,52 +489,48 @@ def _measure(
         patterns = np.stack([chunks[position].patterns for position in batch])
         claimed = evaluate(words[:, 1:], indices % words[:, :1]).astype(np.uint16)
         is_cut = chunks[batch[0]].size > indices.shape[1]
-        compared = _compare(claimed, patterns, strict=strict, is_cut=is_cut)
+        compared = _compare(claimed, patterns, is_cut=is_cut)
         for position, stats in zip(batch, compared, strict=True):
             results[position] = stats
     return [stats for stats in results if stats is not None]
 
 
 def _compare(
-    claimed: NDArray[np.uint16], own: NDArray[np.uint16], *, strict: bool, is_cut: bool
+    claimed: NDArray[np.uint16], own: NDArray[np.uint16], *, is_cut: bool
 ) -> Iterator[ChunkStats]:
     """Compare claimed with own values of several chunks.
 
     ``own`` is ordered, largest first; ``is_cut`` means that the chunks have more values than
     these.
     """
-    differs = (claimed ^ own) & (_SIGN_AND_EXPONENT if strict else _EXPONENT) != 0
-    counted = np.ones_like(differs)
     errors = np.abs((claimed & _MANTISSA).astype(np.int16) - (own & _MANTISSA).astype(np.int16))
-    if strict:
-        # One step apart across a power of two (1.992 and 2.0) is rounding, as one step within
-        # it is: counted as a mismatch it was all that 4 of 200,000 honest groups had.
-        steps = np.abs(claimed.astype(np.int32) - own.astype(np.int32))
-        errors = np.where(differs & (steps == 1), 1, errors).astype(np.int16)
-        differs &= steps != 1
-        infinite = own & _EXPONENT == _EXPONENT
-        differs |= infinite
-        exponents = (own & _EXPONENT).astype(np.int32) >> 7
-        smallest = exponents.max(axis=1, keepdims=True) - SIGNIFICANT_EXPONENTS
-        counted = exponents >= smallest
-        if is_cut:
-            magnitudes = (own & 0x7FFF).astype(np.int32)
-            inside = magnitudes > magnitudes[:, -1:] + BORDER_STEPS
-            # Where all values are (nearly) equal, zeros for example, none is inside: then all
-            # are compared.
-            counted &= inside | ~inside.any(axis=1, keepdims=True)
-        counted |= infinite.any(axis=1, keepdims=True)
+    differs = (claimed ^ own) & _SIGN_AND_EXPONENT != 0
+    # One step apart across a power of two (1.992 and 2.0) is rounding, as one step within it
+    # is: counted as a mismatch it was all that 4 of 200,000 honest groups had.
+    steps = np.abs(claimed.astype(np.int32) - own.astype(np.int32))
+    errors = np.where(differs & (steps == 1), 1, errors).astype(np.int16)
+    differs &= steps != 1
+    infinite = own & _EXPONENT == _EXPONENT
+    differs |= infinite
+    exponents = (own & _EXPONENT).astype(np.int32) >> 7
+    counted = exponents >= exponents.max(axis=1, keepdims=True) - SIGNIFICANT_EXPONENTS
+    if is_cut:
+        magnitudes = (own & 0x7FFF).astype(np.int32)
+        inside = magnitudes > magnitudes[:, -1:] + BORDER_STEPS
+        # Where all values are (nearly) equal, zeros for example, none is inside: then all are
+        # compared.
+        counted &= inside | ~inside.any(axis=1, keepdims=True)
+    counted |= infinite.any(axis=1, keepdims=True)
     agrees = counted & ~differs
     mismatches = np.count_nonzero(differs & counted, axis=1)
     matches = np.count_nonzero(agrees, axis=1)
     totals = np.where(agrees, errors, 0).sum(axis=1)
     ranked = np.sort(np.where(agrees, errors, np.int16(_MANTISSA + 1)), axis=1)
-    nothing = np.inf if strict else NO_MATCH
     for mismatch, match, total, ranks in zip(mismatches, matches, totals, ranked, strict=True):
         if match:
             yield ChunkStats(int(mismatch), int(total) / int(match), float(ranks[match // 2]))
         else:
-            yield ChunkStats(int(mismatch), nothing, nothing)
+            yield ChunkStats(int(mismatch), np.inf, np.inf)
 
 
 def _tokens(activation: Source) -> int:

@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
@@ -130,6 +131,13 @@ class ByFile(LoadScopeScheduling):
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: who plays real processes waits for most of its time."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Torch computes in one thread: sums have one order, and workers do not share cores."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

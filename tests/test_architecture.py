@@ -133,6 +133,7 @@ SLEEP_IN_LOOP = {
     "p2p/transport/tcp.py": "a punch that a router refuses is tried again a moment later",
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "p2p/circuit/relay.py": "a circuit carries no more bytes a second than its relay allows",
+    "p2p/swarm/swarm.py": "a stream's messages, and our own news, have a greatest rate",
     "p2p/reach/autonat.py": "a round of questions ends with a pause, whatever changes",
     "p2p/reach/lan.py": "who comes into the local network later is found by asking again",
     "p2p/reach/relays.py": "a named relay that is away is asked again, ever more rarely",

@@ -24,6 +24,7 @@ TESTS: Final = (
     "tests/unit/test_dht_record.py",
     "tests/unit/test_dht_swarm.py",
     "tests/unit/test_dht_table.py",
+    "tests/transcripts/test_transcripts.py",
 )
 
 
@@ -170,7 +171,7 @@ RULES: Final = {
         "liars on one path do not hide a record",
         {f"{CORE}.lookup:LookupShape().paths": 1},
         scenarios=("squatters",),
-        tests="one_path or disjoint",
+        tests="lookup_with_a_liar",
     ),
     "quorum": Rule(
         "one holder's word does not end a lookup",

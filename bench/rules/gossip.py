@@ -22,6 +22,7 @@ TESTS: Final = (
     "tests/attacks/test_gossip_pools.py",
     "tests/attacks/test_gossip_stopped.py",
     "tests/unit/test_gossip_core.py",
+    "tests/transcripts/test_transcripts.py",
 )
 _QUOTA_HEARTBEAT: Final = PeerQuotas.heartbeat
 _PROMISES_HEARTBEAT: Final = Promises.heartbeat
@@ -116,13 +117,13 @@ RULES: Final = {
         "who advertises what it does not send is penalised",
         {f"{CORE}.promises:Promises.heartbeat": _without_broken},
         scenarios=("ghost_mesh",),
-        tests="kept_or_broken",
+        tests="ihave_and_iwant",
     ),
     "who is asked": Rule(
         "a message is asked of few peers, the proven first",
         {f"{CORE}.promises:Promises.should_ask": always(True)},
         scenarios=("ghost_mesh",),
-        tests="promise or brought_news",
+        tests="promise or ihave_and_iwant",
     ),
     "open promises": Rule(
         "promises take bounded memory",
@@ -169,7 +170,7 @@ RULES: Final = {
         "who was pruned does not graft at once",
         {f"{CORE}.mesh:Mesh.is_backed_off": always(False)},
         scenarios=("ghost_mesh",),
-        tests="backoff",
+        tests="graft_and_prune",
     ),
     "backoffs": Rule(
         "backoffs take bounded memory",
@@ -180,19 +181,19 @@ RULES: Final = {
         "an honest GRAFT is not too early",
         {f"{CORE}.mesh:BACKOFF_SLACK": 0.0},
         scenarios=("ghost_mesh",),
-        tests="backoff",
+        tests="graft_and_prune",
     ),
     "outbound": Rule(
         "strangers who connect do not fill a mesh",
         {"p2p.gossip.config:GossipConfig().outbound": 0},
         scenarios=("ghost_mesh",),
-        tests="graft_first or full_mesh",
+        tests="graft_first",
     ),
     "mesh size": Rule(
         "a mesh has a largest size",
         {"p2p.gossip.config:GossipConfig().high": HUGE},
         scenarios=("ghost_mesh",),
-        tests="full_mesh or degree",
+        tests="graft_and_prune or graft_first",
     ),
     "cut back": Rule(
         "a mesh keeps its best and its outbound peers",
@@ -227,7 +228,7 @@ RULES: Final = {
     "rejected": Rule(
         "each peer that sends a rejected message is penalised",
         {f"{CORE}.caches:SeenCache.reject": always(None)},
-        tests="rejected",
+        tests="forged_message",
     ),
 }
 SERVICE: Final = Service(

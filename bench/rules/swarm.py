@@ -135,7 +135,7 @@ RULES: Final = {
     "stalled streams": Rule(
         "a peer that takes nothing of an answer does not hold it",
         {f"{LIMITS}:Budget.end_stalled": always(None)},
-        tests="a_stalled_stream",
+        tests="not_taken_end",
     ),
     "relays' clients": Rule(
         "a relay does not pay for its clients",
@@ -406,7 +406,7 @@ RULES: Final = {
     ),
     "one lane": Rule(
         "a peer has one stream of messages of a protocol",
-        edit(f"{SWARM}:SwarmHost._serve_soon", "older is not None", "False"),
+        edit(f"{SWARM}:SwarmHost._serve_soon", "in self._message_handlers", "in ()"),
         tests="peer_has_one",
     ),
     "pushes": Rule(
@@ -459,6 +459,7 @@ SERVICE: Final = Service(
                 "descriptors",
             )
         ],
+        "tests/attacks/test_live_turns.py",
         "tests/attacks/test_relays.py",
         "tests/unit/test_circuit.py",
         "tests/unit/test_circuit_punch.py",

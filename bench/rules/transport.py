@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import trio
+
 from bench.rules.rule import HUGE, Rule, Service, always, edited
 
 BUDGET: Final = "p2p.transport.core.budget"
@@ -13,12 +15,18 @@ NEGOTIATE: Final = "p2p.transport.core.negotiate"
 CONNECTION: Final = "p2p.transport.connection"
 DIAL: Final = "p2p.transport.dial"
 DNS: Final = "p2p.transport.dns"
+TCP: Final = "p2p.transport.tcp"
 WIRE: Final = "p2p.wire"
 
 
 def edit(place: str, old: str, new: str) -> dict[str, object]:
     """Return the replacement of a piece of a method."""
     return {place: edited(place, old, new)}
+
+
+async def in_every_pass(_: object) -> None:
+    """Make a checkpoint, as a task that waits for no other would."""
+    await trio.lowlevel.checkpoint()
 
 
 RULES: Final = {
@@ -59,14 +67,14 @@ RULES: Final = {
     ),
     "unfinished records": Rule(
         "records that no stream has yet are counted",
-        {f"{CONNECTION}:_Tail.count": always(None)},
+        {f"{CONNECTION}:Connection._hold_tail": always(None)},
         tests="an_unfinished_record",
     ),
     "waiting records": Rule(
         "records that wait for a choked peer are counted",
         edit(
             f"{CONNECTION}:Connection._wait_turn",
-            "self.budget.hold(self._tail, waiting)",
+            "self.budget.hold(self, waiting)",
             "waiting = 0",
         ),
         tests="records_that_wait",
@@ -83,7 +91,7 @@ RULES: Final = {
             "self._taken = len(chunk)",
             "self._owner.budget.release(self, len(chunk))",
         ),
-        tests="bytes_count_until",
+        tests="received_counts_until",
     ),
     "unnamed streams": Rule(
         "streams without a protocol are counted",
@@ -232,8 +240,13 @@ RULES: Final = {
     ),
     "streams get a protocol": Rule(
         "a stream that never says its protocol is reset",
-        edit(f"{CONNECTION}:Connection._tick", "elif ticks:", "elif False:"),
+        edit(f"{CONNECTION}:Connection._tick", "stream.is_nameless()", "False"),
         tests="stream_that_never",
+    ),
+    "stalls": Rule(
+        "a peer that takes nothing of an answer does not hold it",
+        {f"{CONNECTION}:STALLS": HUGE},
+        tests="not_taken_end",
     ),
     # Work.
     "frame rate": Rule(
@@ -249,7 +262,22 @@ RULES: Final = {
     "streams are work": Rule(
         "many new streams leave turns to others",
         {f"{YAMUX}:STREAM_WORK": 1},
-        tests="a_record_of",
+        tests="used_up_and_goes_on",
+    ),
+    "crowds of frames": Rule(
+        "many frames leave turns to others",
+        {f"{CONNECTION}:_CROWD": HUGE},
+        tests="floods_of_streams_leave",
+    ),
+    "one turn a pass": Rule(
+        "many floods together leave turns to others",
+        {f"{CONNECTION}:Turns.wait": in_every_pass},
+        tests="one_goes_on",
+    ),
+    "yields": Rule(
+        "a busy stream leaves turns to others",
+        {f"{CONNECTION}:YIELD_EVERY": HUGE},
+        tests="a_busy_stream",
     ),
     "proposals are frames": Rule(
         "a flood of proposals takes a part of the core",
@@ -285,9 +313,49 @@ RULES: Final = {
         edit(f"{CONNECTION}:Connection._tick", "self._silence >= 3", "False"),
         tests="peer_that_hangs",
     ),
-    # Names.
+    "late keep-alives": Rule(
+        "a machine that stood still drops nobody for it",
+        edit(f"{CONNECTION}:Connection._tick", "self._keepalive / 2", "1e18"),
+        tests="says_nothing_about",
+    ),
+    "closing ends": Rule(
+        "a peer that takes nothing does not hold up the end",
+        {f"{CONNECTION}:CLOSE_TIMEOUT": 1e6},
+        tests="hold_up_the_end",
+    ),
+    # Dials.
+    "staggered dials": Rule(
+        "a silent address holds up no other",
+        edit(f"{DIAL}:stagger", "0.25", "60.0"),
+        tests="a_silent_address",
+    ),
+    "four dials at once": Rule(
+        "a dial takes few sockets",
+        edit(f"{DIAL}:stagger", "CapacityLimiter(4)", "CapacityLimiter(10**6)"),
+        tests="few_addresses_are",
+    ),
+    "threads for names": Rule(
+        "names without an answer hold up no other work in threads",
+        {f"{TCP}:DNS_THREADS": HUGE},
+        tests="slow_names",
+    ),
     "names' depth": Rule(
         "names that lead in circles end", {f"{DNS}:MAX_DEPTH": 1000}, tests="names_that_lead"
+    ),
+    "names' addresses": Rule(
+        "names that branch cost few questions",
+        {f"{DNS}:MAX_FOUND": HUGE},
+        tests="names_that_branch",
+    ),
+    "names' patience": Rule(
+        "a dead name server holds up no dial",
+        {f"{DNS}:SECONDS": 1e9},
+        tests="a_dead_name",
+    ),
+    "names' circles": Rule(
+        "a name in a message ends",
+        edit(f"{DNS}:_name_untrusted", "at >= limit", "False"),
+        tests="points_to_itself",
     ),
 }
 
@@ -312,6 +380,8 @@ SERVICE: Final = Service(
                 "addresses",
             )
         ],
+        "tests/attacks/test_live_turns.py",
+        "tests/attacks/test_host_addresses.py",
         "tests/attacks/test_host_served.py",
         "tests/attacks/test_host_races.py",
         "tests/attacks/test_host_limits.py",
@@ -322,7 +392,5 @@ SERVICE: Final = Service(
         "core.noise:MAX_PLAINTEXT": "by its length field",
         "core.yamux:MAX_ID": "by its field",
         "dns:MAX_DATAGRAM": "what is read of an answer to our own question",
-        "dns:MAX_RECORDS": "of one datagram",
-        "dns:MAX_FOUND": "of one datagram",
     },
 )

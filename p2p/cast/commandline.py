@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 from blake3 import blake3
 
-from p2p.cast.swarm import CastNode
 from p2p.cast.ticket import SECRET_BYTES, Ticket, decode_ticket_untrusted, is_name
 from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError
@@ -24,11 +23,9 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.process import check_platform
 from p2p.node.usage import expanded, host_port, interruptible, multiaddr
 from p2p.policy import PolicyVersion
+from p2p.shardcast.http.library import Library
 from p2p.swarm.swarm import SwarmConfig, SwarmHost
 from p2p.world import World
-
-if TYPE_CHECKING:
-    from p2p.shardcast.http.library import Library
 
 STATE: Final = ".shoal"
 """Folder of a puller's state: its key, and a link to each file."""
@@ -72,22 +69,19 @@ async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str
         yield world, source
 
 
-class Changes:
-    """Tells a person once for each file that it differs from what is offered."""
+def telling_changes(again: str, teller: Teller, lone: str = "") -> Callable[..., None]:
+    """Return a function that tells a person once for each file that it differs from what is
+    offered, given its path in the folder. ``lone`` is the name of the file if there is only
+    one."""
+    told: set[str] = set()
 
-    def __init__(self, again: str, teller: Teller, lone: str = "") -> None:
-        """``lone`` is the name of the offered file if there is only one."""
-        self._again = again
-        self._teller = teller
-        self._lone = lone
-        self._told: set[str] = set()
+    def tell(name: str, what: str = "changed") -> None:
+        name = lone or name
+        if name not in told:
+            told.add(name)
+            teller.event("changed", f"{name} {what}: {again}", path=name, what=what)
 
-    def tell(self, name: str, what: str = "changed") -> None:
-        """Say what is wrong with a file, given its path in the folder."""
-        name = self._lone or name
-        if name not in self._told:
-            self._told.add(name)
-            self._teller.event("changed", f"{name} {what}: {self._again}", path=name, what=what)
+    return tell
 
 
 async def join_secret(world: World) -> bytes:
@@ -200,29 +194,22 @@ async def execute(command: str, version: PolicyVersion, path: Path, teller: Tell
 
 
 @asynccontextmanager
-async def offering(
-    node: CastNode, address: tuple[str, int] | None, teller: Teller, changes: Changes
+async def serving(
+    world: World,
+    library: Library,
+    address: tuple[str, int] | None,
+    teller: Teller,
+    on_changed: Callable[[str], None],
 ) -> AsyncIterator[None]:
-    """Offer a node's versions over HTTP for the length of the block, if there is an address."""
+    """Offer a library over HTTP for the length of the block, and say where. Do nothing if there
+    is no address."""
     if address is None:
         yield
         return
-    from p2p.shardcast.http.library import PolicyLibrary
-
-    library = PolicyLibrary(node.shardcast)
-    async with serving(node.world, library, address, teller, changes):
-        yield
-
-
-@asynccontextmanager
-async def serving(
-    world: World, library: Library, address: tuple[str, int], teller: Teller, changes: Changes
-) -> AsyncIterator[None]:
-    """Offer a library over HTTP for the length of the block, and say where."""
     from p2p.shardcast.http.app import HttpEdge
     from p2p.shardcast.http.server import serve_http  # hypercorn takes 0.3 s to import
 
-    async with serve_http(HttpEdge(world, library, changes.tell), *address) as places:
+    async with serve_http(HttpEdge(world, library, on_changed), *address) as places:
         urls = [f"http://[{h}]:{p}/" if ":" in h else f"http://{h}:{p}/" for h, p in places]
         teller.event("http", "\n".join(f"http     {url}" for url in urls), urls=urls)
         yield

@@ -27,9 +27,6 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/cast/modes/1.0.0")
 """Asks for a table by its digest; the answer is the table, or one byte if it is not here."""
 MAX_TABLE: Final = 512 * KI
 """Bytes of a table: twice what the paths of a folder may have."""
-KEPT: Final = "modes"
-"""Where a puller keeps the table, in its state."""
-ANSWER_SECONDS: Final = 10.0  # for one peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +130,13 @@ class Tables:
         """Get a table from this machine's disk, the pusher or another member; None if nobody
         has it. Raises `BadMessage`."""
         try:
-            table = await self._disk.read(KEPT, 0, MAX_TABLE)
+            table = await self._disk.read("modes", 0, MAX_TABLE)
         except FileNotFoundError:
             table = b""
         for peer in (pusher, *(one for one in self._host.connected if one != pusher)):
             if digest_of(table) == digest:
                 break
-            with trio.move_on_after(ANSWER_SECONDS), suppress(*PEER_TROUBLE):
+            with trio.move_on_after(10.0), suppress(*PEER_TROUBLE):
                 table = await request(
                     self._host, peer, PROTOCOL_ID, digest, max_reply=MAX_TABLE
                 )
@@ -147,5 +144,5 @@ class Tables:
             return None
         modes = decode_modes_untrusted(table)
         self._tables = {digest: table}
-        await self._disk.replace(KEPT, table)
+        await self._disk.replace("modes", table)
         return modes

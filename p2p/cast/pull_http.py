@@ -24,7 +24,7 @@ import aiohttp
 import trio
 import trio_asyncio
 
-from p2p.cast.commandline import OUT, STATE, Changes, execute, pass_on, serving
+from p2p.cast.commandline import OUT, STATE, execute, pass_on, serving, telling_changes
 from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError, ShoalError, StorageError, Unnameable
 from p2p.machine import open_world
@@ -46,12 +46,9 @@ from p2p.world import World
 logger = logging.getLogger(__name__)
 
 MAX_FILE: Final = 256 * 1024 * MIB  # bytes of a version: what a policy may have
-POLL: Final = 2.0  # seconds between two looks at the listing
-CONNECT: Final = 10.0  # seconds for a connection, name and TLS included
-SILENCE: Final = 30.0  # seconds without a byte after which another server is asked
 LEAST_RATE: Final = 16 * KI
-"""Bytes per second below which a server is given up after `SILENCE`: one that sends a byte now
-and then is never silent."""
+"""Bytes per second below which a server is given up: one that sends a byte now and then is
+never silent."""
 
 
 class OriginsFailed(ShoalError):
@@ -119,7 +116,7 @@ class Origins:
                 logger.info("follow_waits reason=%s", error)
                 if isinstance(error, StorageError):  # what was fetched is fetched again
                     await self._world.sleep(LONGEST_RETRY)
-            await self._world.sleep(POLL)
+            await self._world.sleep(2.0)
 
     async def fetch(self, entry: Listed) -> Release:
         """Fetch one version: from all servers, then from each alone. Raises `OriginsFailed`,
@@ -225,17 +222,18 @@ class Origins:
 
 @asynccontextmanager
 async def open_origins(
-    world: World, bases: Sequence[str], folder: str, *, silence: float = SILENCE
+    world: World, bases: Sequence[str], folder: str, *, silence: float = 30.0
 ) -> AsyncIterator[Origins]:
-    """Open servers to fetch from into ``folder``, for the length of the block. Raises
-    `ConfigError` if one of ``bases`` is no address."""
+    """Open servers to fetch from into ``folder``, for the length of the block. After
+    ``silence`` seconds without a byte another server is asked. Raises `ConfigError` if one of
+    ``bases`` is no address."""
     for base in bases:
         parts = None
         with suppress(ValueError):
             parts = urlsplit(base)
         if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(f"{base!r} is no http:// or https:// address")
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=silence)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence)
     async with trio_asyncio.open_loop():
         session = aiohttp.ClientSession(
             timeout=timeout,
@@ -252,7 +250,6 @@ async def open_origins(
 async def pull_http(options: argparse.Namespace, out: Path) -> int:
     """Put each newest version into ``out``; with ``--http``, offer them as well."""
     state, teller = out / STATE, Teller("pull", as_json=options.json)
-    changes = Changes("run pull again", teller)
     shelf, known = Shelf(), NO_POLICY
     with locked_folder(state, "shoal pull", OUT):
         async with AsyncExitStack() as stack:
@@ -260,8 +257,8 @@ async def pull_http(options: argparse.Namespace, out: Path) -> int:
             ending = await enter(until_told_to_end(is_done=False))
             world = await enter(open_world(state, mounts={"out": out}))
             origins = await enter(open_origins(world, options.ticket.split(","), "out"))
-            if options.http is not None:
-                await enter(serving(world, shelf, options.http, teller, changes))
+            changes = telling_changes("run pull again", teller)
+            await enter(serving(world, shelf, options.http, teller, changes))
             while True:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_tell, world, origins, teller)

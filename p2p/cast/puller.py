@@ -12,14 +12,13 @@ import argparse
 import errno
 import filecmp
 import json
-import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -28,21 +27,21 @@ from p2p.cast.commandline import (
     OUT,
     PUNCHING,
     STATE,
-    Changes,
     Meter,
     add_common,
     duration,
     execute,
-    offering,
     pass_on,
     run_command,
+    serving,
+    telling_changes,
     ticket_of,
 )
 from p2p.cast.modes import restore
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import PIPED, CastState, Teller
-from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, note_of, write_version
+from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, link, note_of, write_version
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import PEER_TROUBLE, Host
@@ -58,6 +57,7 @@ from p2p.reach.mapping import ReachConfig
 from p2p.reach.nat import Nat, NatConfig, open_nat
 from p2p.shardcast import Manifest, ShardcastConfig
 from p2p.shardcast.chunkset import Selection
+from p2p.shardcast.http.library import PolicyLibrary
 from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
@@ -76,8 +76,7 @@ def deliver(
     failed: list[tuple[Path, Exception]] = []
     chosen = range(len(index.files)) if chosen is None else chosen
     for file in (index.files[number] for number in chosen):
-        source = weights / file.path if file.path else weights
-        target = out / (file.path or name)
+        source, target = weights / file.path, out / (file.path or name)
         try:
             _put(source, target, out)
         except (OSError, UnicodeEncodeError, StorageError) as error:
@@ -129,7 +128,7 @@ def check_replaced(
         if weights is None:
             is_same = target.stat().st_size == file.size
         else:
-            source = weights / file.path if file.path else weights
+            source = weights / file.path
             is_same = target.samefile(source) or filecmp.cmp(target, source, shallow=False)
         if not is_same:
             others.append(target)
@@ -159,30 +158,16 @@ def _put(source: Path, target: Path, out: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(derived(target.name, after=".shoal-part"))
     temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError as error:
-        # The disk knows no hard links, or a file has as many as it may.
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, temporary)
+    link(source, temporary)
     temporary.replace(target)
 
 
-TIMEOUT: Final = 10.0
-"""Timeout of one address, in seconds: a firewall that swallows packets never answers."""
-
-
 async def tell_unreachable(
-    node: CastNode,
-    addrs: Sequence[Multiaddr],
-    teller: Teller,
-    causes: dict[Multiaddr, str] | None = None,
+    node: CastNode, addrs: Sequence[Multiaddr], teller: Teller, said: dict[Multiaddr, str]
 ) -> None:
     """Report for each address why it does not answer, until this node has a neighbour, and keep
-    the reasons in ``causes``. A person reads one line for each, and another only when the
-    reason has changed."""
-    said = {} if causes is None else causes
+    the reasons in ``said``. A person reads one line for each, and another only when the reason
+    has changed."""
 
     async def look(addr: Multiaddr) -> None:
         cause = await _cause(node.host, addr)
@@ -208,7 +193,7 @@ async def tell_unreachable(
 async def _cause(host: Host, addr: Multiaddr) -> str:
     """Return why ``addr`` cannot be dialled; empty if it can."""
     try:
-        with trio.fail_after(TIMEOUT):
+        with trio.fail_after(10.0):  # a firewall that swallows packets never answers
             await host.connect_addr(addr)
     except PEER_TROUBLE as error:
         if reach_of(addr) == LOOPBACK:
@@ -218,9 +203,6 @@ async def _cause(host: Host, addr: Multiaddr) -> str:
 
 
 _T = TypeVar("_T")
-
-SEED: Final = 5.0
-"""Seconds for which a puller goes on serving by default: others may wait for its chunks."""
 
 
 def pull(argv: Sequence[str]) -> int:
@@ -245,7 +227,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         " as SGLang's, vime's and ModelExpress's receivers read it")  # fmt: skip
     add("--exec", dest="command", metavar="CMD",
         help="run after each version, with SHOAL_VERSION and SHOAL_PATH set")  # fmt: skip
-    add("--seed", type=duration, default=SEED, metavar="TIME",
+    add("--seed", type=duration, default=5.0, metavar="TIME",  # others may wait for its chunks
         help="go on giving to others for so long, such as 10m (default: 5s)")  # fmt: skip
     add_common(parser)
     options = parser.parse_args(argv)
@@ -296,8 +278,11 @@ async def _pull(options: argparse.Namespace) -> int:
                         selection=selection,
                     )
                 )  # fmt: skip
-            changes = Changes("run pull again", teller, "" if ticket.is_folder else ticket.name)
-            await enter(offering(node, options.http, teller, changes))
+            changes = telling_changes(
+                "run pull again", teller, "" if ticket.is_folder else ticket.name
+            )
+            library = PolicyLibrary(node.shardcast)
+            await enter(serving(world, library, options.http, teller, changes))
             nursery = await enter(trio.open_nursery())
             stack.callback(nursery.cancel_scope.cancel)
             unreachable: dict[Multiaddr, str] = {}
@@ -431,7 +416,7 @@ class Pull:
             total, share, version = 0, 0.0, PolicyVersion(0)
             if coming is not None:
                 total, share, version = coming.size, coming.share, coming.manifest.version
-            node.announce_share(share)
+            node.membership.me.update(load=share)  # the share that is here
             self.last.update(
                 total=total, here=int(total * share), rate=meter.rate(came),
                 given=stats.uploaded_as_relay, members=len(node.others()),

@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from p2p.cast.commandline import (
     LISTEN,
     PUNCHING,
     SOURCE,
-    Changes,
     Meter,
     add_common,
     existing,
@@ -29,11 +28,11 @@ from p2p.cast.commandline import (
     listen_again,
     mounted,
     name_of,
-    offering,
     relay_addr,
     run_command,
     serving,
     state_of,
+    telling_changes,
     ticket_of,
 )
 from p2p.cast.modes import look
@@ -50,6 +49,7 @@ from p2p.node.usage import CommandParser, expanded, host_port, say, whole_number
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import open_nat
 from p2p.shardcast import ShardcastConfig, ShardcastStats
+from p2p.shardcast.http.library import PolicyLibrary, Shelf, release_of
 from p2p.shardcast.publisher import Digester, publish_alone, publish_next
 from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
@@ -94,7 +94,7 @@ async def _push(options: argparse.Namespace) -> int:
     path = existing(options.path)
     state = state_of(path) if options.data is None else expanded(options.data)
     teller = Teller(name_of(path), as_json=options.json)
-    changes = Changes("run push again", teller, path.name if path.is_file() else "")
+    changes = telling_changes("run push again", teller, path.name if path.is_file() else "")
     config = ShardcastConfig(keep_versions=2 if options.format else 1)
     whole: set[PeerId] = set()  # machines that have the version whole, or had when they left
     stats = ShardcastStats()
@@ -143,7 +143,8 @@ async def _push(options: argparse.Namespace) -> int:
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
             _tell_ticket(ticket, manifest.size, teller)
-            await enter(offering(node, options.http, teller, changes))
+            library = PolicyLibrary(node.shardcast)
+            await enter(serving(world, library, options.http, teller, changes))
             if weights is not None:
                 nursery = await enter(trio.open_nursery())
                 stack.callback(nursery.cancel_scope.cancel)
@@ -180,7 +181,7 @@ async def _wait_given(
     expected: int,
     whole: set[PeerId],
     teller: Teller,
-    changes: Changes,
+    changes: Callable[..., None],
 ) -> None:
     """Add to ``whole`` the machines that have the version whole, and show how far the others
     are, until there are ``expected``; for ever if that is 0."""
@@ -191,7 +192,7 @@ async def _wait_given(
         whole |= node.whole(version)
         for damaged, what in node.shardcast.damaged.items():
             place = Path(damaged).relative_to(world.disk.locate(SOURCE))
-            changes.tell(str(place), what)
+            changes(str(place), what)
         now, given = world.now(), stats.uploaded_as_origin
         if now >= told + teller.interval:
             told = now
@@ -316,11 +317,9 @@ def _serve_options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    from p2p.shardcast.http.library import Shelf, release_of
-
     path = existing(options.path)
     state, teller = state_of(path), Teller(path.name, as_json=options.json)
-    changes = Changes("run serve again", teller, path.name if path.is_file() else "")
+    changes = telling_changes("run serve again", teller, path.name if path.is_file() else "")
     with locked_folder(state, "shoal push or serve", "end that one: push --http does both"):
         async with until_told_to_end() as ending, mounted(state, path) as (world, source):
             run = run_of(world.signer.peer_id, await join_secret(world))

@@ -27,7 +27,7 @@ from p2p.host import PEER_TROUBLE, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Change, Member, MemberEvent, Membership, open_membership
 from p2p.multiaddr import Multiaddr
-from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
+from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.chunkset import Selection
@@ -55,11 +55,6 @@ class CastNode:
         """Announce in heartbeats that this node has delivered ``version``. A push with
         ``--expect`` counts these nodes."""
         self.membership.me.update(policy=int(version), load=0.0)
-
-    def announce_share(self, share: float) -> None:
-        """Announce the received share of the coming version in heartbeats, in the field for
-        load."""
-        self.membership.me.update(load=share)
 
     def others(self) -> list[Member]:
         """Return the other members."""
@@ -93,7 +88,9 @@ async def open_cast(
             world,
             host,
             stamp=admission_of(secret, host.peer_id),
-            is_stamped=partial(_is_admitted, secret),
+            is_stamped=lambda peer, shown: hmac.compare_digest(
+                admission_of(secret, peer), shown
+            ),
         ) as membership,
         open_shardcast(
             world,
@@ -107,7 +104,7 @@ async def open_cast(
         ) as shardcast,
         trio.open_nursery() as nursery,
     ):
-        gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
+        gossip.subscribe(topic, partial(judge_announcement, shardcast))
         if selection is None:
             membership.me.update(run=run)
         node = CastNode(
@@ -137,10 +134,6 @@ async def open_cast(
 def _note_left(node: CastNode, event: MemberEvent) -> None:
     if event.change is Change.LEFT and event.member.run == node.run:
         node.left[event.member.peer] = event.member
-
-
-def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:
-    return hmac.compare_digest(admission_of(secret, peer), shown)
 
 
 async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr]) -> None:

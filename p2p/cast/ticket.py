@@ -20,8 +20,9 @@ from blake3 import blake3
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, base58_decode, base58_encode, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
+from p2p.naming import MAX_NAME
 from p2p.policy import MAX_POLICY, PolicyVersion
-from p2p.shardcast.index import DIGEST_BYTES, MAX_SEGMENT
+from p2p.shardcast.index import DIGEST_BYTES
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 PREFIX: Final = "shoal1"
@@ -76,7 +77,7 @@ def is_name(name: str) -> bool:
     """Return True if this machine can create a file or folder of this name."""
     return (
         name.isprintable()  # half a character, which cannot be encoded, is not
-        and 0 < len(name.encode()) <= MAX_SEGMENT
+        and 0 < len(name.encode()) <= MAX_NAME
         and not name.startswith((".", "-"))
         and not set(name) & set('/\\:*?"<>|')
     )

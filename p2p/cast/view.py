@@ -23,8 +23,6 @@ PIPED: Final = 5.0
 """Seconds between two lines where no terminal draws bars: enough for a log."""
 DRAWN: Final = 0.25
 """Seconds between two updates of the bar: people perceive this as immediate."""
-MOST_BARS: Final = 12
-"""Machines with a bar of their own: as many as fit on a screen."""
 
 
 @dataclass(slots=True)
@@ -135,8 +133,9 @@ class Teller:
 
     @staticmethod
     def _draw_machines(progress: Progress, machines: dict[str, float]) -> None:
-        """Draw a bar for each of the first machines that are not done."""
-        shown = dict(list(machines.items())[:MOST_BARS])
+        """Draw a bar for each of the first machines that are not done, as many as fit on a
+        screen."""
+        shown = dict(list(machines.items())[:12])
         tasks = {str(task.fields["machine"]): task.id for task in progress.tasks[1:]}
         for name in tasks.keys() - shown.keys():
             progress.remove_task(tasks[name])

@@ -11,6 +11,7 @@ publisher's signed manifest and the digest of the state.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -29,13 +30,12 @@ from numpy.typing import NDArray
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.shardcast.layout import LENGTH_BYTES, header_bytes, tensors_untrusted
+from p2p.wire import MIB
 
 WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 MAX_VERSION: Final = 999_999
-MAX_INDEX: Final = 64 * 1024 * 1024  # bytes of an index that is read
-_NAME: Final = re.compile(r"weight_v(\d{6})")
 _EXPONENTS: Final = {
     "BF16": ("<u2", 0x7F80),
     "F16": ("<u2", 0x7C00),
@@ -66,7 +66,8 @@ def folder_of(root: Path, version: int) -> Path:
 
 def versions(root: Path) -> list[int]:
     """Return the versions that have a folder, oldest first."""
-    found = (_NAME.fullmatch(path.name) for path in root.iterdir() if path.is_dir())
+    folders = [path.name for path in root.iterdir() if path.is_dir()]
+    found = [re.fullmatch(r"weight_v(\d{6})", name) for name in folders]
     return sorted(int(match[1]) for match in found if match is not None)
 
 
@@ -86,7 +87,7 @@ def metadata_of(folder: Path) -> Mapping[str, Any]:
         if not path.is_file():  # a pipe would wait for a writer
             raise ValueError
         with path.open("rb") as file:
-            table = json.loads(file.read(MAX_INDEX))
+            table = json.loads(file.read(64 * MIB))
     except (ValueError, RecursionError):
         table = None
     found = table.get("metadata", {}) if isinstance(table, dict) else None
@@ -221,7 +222,9 @@ def write_version(root: Path, version: int, new: Path, old: Path | None, name: s
         what = "delta"
     else:
         for path in _files(new) if new.is_dir() else [Path()]:
-            _link(new / path, part / (path if path.name else name))
+            target_file = part / (path if path.name else name)
+            target_file.parent.mkdir(parents=True, exist_ok=True)
+            link(new / path, target_file)
         what = "full"
         for one in versions(root):
             if one < max(fulls, default=0):  # the chain before the last one
@@ -237,11 +240,14 @@ def note_of(root: Path, version: int) -> Path:
     return root / f"{folder_of(root, version).name}.json"
 
 
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def link(source: Path, target: Path) -> None:
+    """Link ``target`` to a file, or copy it if the disk knows no hard links or the file has as
+    many as it may."""
     try:
         os.link(source, target)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
         shutil.copyfile(source, target)
 
 
@@ -297,22 +303,19 @@ def build(source: Path, version: int, previous: Path | None, target: Path) -> No
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    if is_delta(source):
-        if previous is None:
-            raise ConfigError(
-                f"{source} is a delta from version {version - 1}, which is not here: give the"
-                " checkpoint that it began with as --base"
-            )
-        for path in _files(previous):
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(previous / path, part / path)
+    begun = previous if is_delta(source) else source
+    if begun is None:
+        raise ConfigError(
+            f"{source} is a delta from version {version - 1}, which is not here: give the"
+            " checkpoint that it began with as --base"
+        )
+    for path in _files(begun):
+        (part / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(begun / path, part / path)
+    if begun is previous:
         _apply(source, version, part)
-    else:
-        for path in _files(source):
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / path, part / path)
-        if previous is not None:
-            check_same_model(tensors(part), tensors(previous), source)
+    elif previous is not None:
+        check_same_model(tensors(part), tensors(previous), source)
     stored = tensors(part)
     if not stored:
         raise ConfigError(f"{source} has no safetensors file")

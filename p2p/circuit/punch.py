@@ -43,8 +43,8 @@ class PunchHost(CircuitHost, Protocol):
         """Our own addresses as others may see them, the likeliest first."""
         ...
 
-    def has_dialled_circuit(self, peer: PeerId) -> bool:
-        """Return True if we dialled ``peer`` through a relay and have no direct connection."""
+    def has_dialled(self, peer: PeerId) -> bool:
+        """Return True if we opened the connection to ``peer``."""
         ...
 
     async def dial_direct(self, peer: PeerId) -> bool:
@@ -107,8 +107,8 @@ class Puncher:
 
     async def serve(self, stream: Stream) -> None:
         """Answer a peer that accepted our circuit (part A)."""
-        peer = stream.peer
-        if not (self._host.has_dialled_circuit(peer) and self._begin(peer)):
+        peer, host = stream.peer, self._host
+        if not host.has_dialled(peer) or host.is_direct(peer) or not self._begin(peer):
             stream.reset()
             return
         try:

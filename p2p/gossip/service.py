@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from p2p.door import check, check_function, check_host, check_world
@@ -32,12 +32,6 @@ block."""
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subscription:
-    validate: Validator
-    deliver: Handler
-
-
 class Gossip:
     """Publishes and subscribes for one node. Open it with `open_gossip`."""
 
@@ -49,9 +43,11 @@ class Gossip:
         self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
             world, core, self._carry_out, self._on_deadline, late
         )
-        self._subscriptions: dict[str, _Subscription] = {}
+        self._subscriptions: dict[str, tuple[Validator, Handler]] = {}
 
-    def subscribe(self, topic: str, validate: Validator, deliver: Handler) -> None:
+    def subscribe(
+        self, topic: str, validate: Validator, deliver: Handler = lambda _, __: None
+    ) -> None:
         """Subscribe to ``topic``. Each message that ``validate`` accepts is passed to
         ``deliver`` once, and forwarded.
 
@@ -69,7 +65,7 @@ class Gossip:
             most = MAX_TOPICS_OF_PEER
             raise ValueError(f"a node hears at most {most} topics: peers remember no more")
         self._driver.feed(event)
-        self._subscriptions[topic] = _Subscription(validate, deliver)
+        self._subscriptions[topic] = validate, deliver
 
     def unsubscribe(self, topic: str) -> None:
         """Leave ``topic``, if the node subscribes to it."""
@@ -114,17 +110,15 @@ class Gossip:
                     self._driver.feed(ev.Validated(effect, validity))
             case ev.Deliver(topic, author, data):
                 self._world.trace("gossip.deliver", topic=topic, author=author)
-                subscription = self._subscriptions.get(topic)
-                if subscription is not None:
-                    subscription.deliver(author, data)
+                if topic in self._subscriptions:
+                    self._subscriptions[topic][1](author, data)
 
     def _ask_validator(self, asked: ev.Validate) -> ev.Validity:
         topic, author = asked.message.topic, asked.author
-        subscription = self._subscriptions.get(topic)
-        if subscription is None:
+        if topic not in self._subscriptions:
             return ev.Validity.IGNORE
         try:
-            validity = subscription.validate(author, asked.message.data or b"")
+            validity = self._subscriptions[topic][0](author, asked.message.data or b"")
             check("the answer of validate", validity, ev.Validity)
             return validity
         except BadMessage as error:

@@ -43,7 +43,7 @@ from p2p.node.admission import Capability, RunReader, decode_credential_untruste
 from p2p.node.clock import PeerClocks, serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
-from p2p.node.policies import judge_announcement, policy_topic, roster, taken_when_judged
+from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Node, Role
 from p2p.node.rundoc import RunBook
 from p2p.node.share import Rest
@@ -168,7 +168,7 @@ async def _open_services(
     ):
         members = partial(fellows, membership, host, run.id)
         ledgers = LedgerExchange(world, host, ledger, config.ledger, members, meter)
-        gossip.subscribe(topic, partial(judge_announcement, shardcast), taken_when_judged)
+        gossip.subscribe(topic, partial(judge_announcement, shardcast))
         tell_stories(gossip, ledgers, run.id)
         with ledgers.serving(), host.finding(partial(find_peer, membership, host, book)):
             yield Node(

@@ -32,10 +32,6 @@ def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
     ]
 
 
-def taken_when_judged(_: PeerId, __: bytes) -> None:
-    """Ignore a gossip message that its validator has already processed."""
-
-
 def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
     """Return whether gossip should accept or ignore a policy announcement.
 

@@ -52,7 +52,6 @@ from p2p.node.admission import (
     decode_invite_untrusted,
 )
 from p2p.node.guests import why_not_by
-from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, RunBook
 from p2p.policy import PolicyVersion
@@ -173,7 +172,7 @@ def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None
             gossip.publish(topic, data)
 
     if ledgers.is_on:
-        gossip.subscribe(topic, judge, taken_when_judged)
+        gossip.subscribe(topic, judge)
         ledgers.on_found(tell)
 
 
@@ -241,11 +240,12 @@ def _is_run_record(record: Record) -> bool:
     return len(record.name) == 32
 
 
-def _places(record: Record) -> tuple[Multiaddr, ...]:
-    return tuple(addr.transport for addr in places_untrusted(record))
-
-
-RUN_RECORDS: Final = Namespace("run", _is_run_record, max_lifetime=3600.0, places=_places)
+RUN_RECORDS: Final = Namespace(
+    "run",
+    _is_run_record,
+    max_lifetime=3600.0,
+    places=lambda record: decode_addrs_untrusted(record.value),
+)
 """Rules for DHT records that say that their publisher is in a run, with its addresses. Whoever
 takes places under a run's key must renew them every hour."""
 

@@ -102,8 +102,8 @@ class RelayKeeper:
         host, now = self._host, self._world.now()
         found = dict(self._offers())
         for peer in host.connected:
-            info = host.info(peer)
-            if info is not None and HOP_ID in info.protocols and host.has_dialled(peer):
+            info, is_ours = host.info(peer), host.has_dialled(peer) and host.is_direct(peer)
+            if is_ours and info is not None and HOP_ID in info.protocols:
                 found.setdefault(peer, 0)
         taken = (host.peer_id, *host.network.relays)
         return {

@@ -30,11 +30,6 @@ UP: Final = ".lora_B"
 """Suffix of the names of B (outputs, rank); the one above ends the names of A (rank, inputs).
 PEFT uses the same."""
 WEIGHT: Final = ".weight"
-MERGE_RATE: Final = 180e6
-"""Modelled cost of `merge_run_untrusted`: bytes of policy per second at rank 16, on one
-core."""
-_VALUES: Final = 1 << 16
-"""Numbers merged at a time, few enough to stay in a core's cache."""
 
 _F32 = NDArray[np.float32]
 Bytes = bytes | bytearray | memoryview
@@ -158,7 +153,7 @@ def _merged(base: Bytes, piece: Piece, down: _F32, up: _F32) -> bytes:
     down, up = down.reshape(rank, -1), up.reshape(-1, rank)
     before, made, skip = _numbers(base, dtype), [], piece.skip
     width, at = down.shape[1], 0
-    rows = max(1, _VALUES // width)
+    rows = max(1, (1 << 16) // width)  # few enough numbers to stay in a core's cache
     with np.errstate(over="ignore", invalid="ignore"):  # the digests judge what comes out
         for first in range(0, len(up), rows):
             part = up[first : first + rows]

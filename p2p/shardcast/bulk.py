@@ -37,19 +37,13 @@ from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.index import Span
 from p2p.shardcast.store import Cores, PolicyStore
 from p2p.wire import KI, MIB, decode_varint_untrusted, encode_varint, frame
-from p2p.world import OFF_LOOP, World, dawdle
+from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
 """Most items that may wait: one chunk (the core gives no more), and answers to a peer that asks
 repeatedly."""
-
-
-UNSENT: Final = 16 * KI
-"""Bytes of a chunk that may still wait for the line when the chunk is reported as sent. They
-keep the line busy while the next chunk is chosen. 16 KiB are 45 ms of a seventh of 20
-Mbit/s."""
 
 
 class Throttle:
@@ -135,7 +129,9 @@ class Sender:
             else:
                 await stream.send_all(head)
                 await stream.send_all(data)
-            await stream.drained(UNSENT)
+            # What may still wait for the line keeps it busy while the next chunk is chosen. 16
+            # KiB are 45 ms of a seventh of 20 Mbit/s.
+            await stream.drained(16 * KI)
         report(ev.ChunkSent(self.peer, len(data or b"")))
 
 
@@ -147,8 +143,7 @@ largest chunk each. Without it 200 peers held 800 MB."""
 class FrameBudget:
     """Bounds the bytes of unfinished frames of all peers together."""
 
-    def __init__(self, limit: int = MAX_UNFINISHED) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._frames: dict[trio.CancelScope, tuple[bool, int]] = {}
         """Maps each unfinished frame to whether its sender is expected, and the bytes that have
         come."""
@@ -170,7 +165,7 @@ class FrameBudget:
                     return
                 self._frames[scope] = trusted, self._frames[scope][1] + count
                 self.held += count
-                while self.held > self._limit and self._frames:
+                while self.held > MAX_UNFINISHED and self._frames:
                     strangers = (one for one, (known, _) in self._frames.items() if not known)
                     victim = next(strangers, next(iter(self._frames)))
                     self._forget(victim)
@@ -358,10 +353,8 @@ class Receiver:
     async def _unpack(self, span: Span, data: bytes) -> bytes | memoryview | None:
         """Unpack a chunk and compare its digest before any other node hears of the chunk.
         Return None if it is wrong."""
+        decode, size = decode_chunk_untrusted, span.size
         try:
-            if span.size <= OFF_LOOP:
-                return decode_chunk_untrusted(span, data)
-            cost = span.size / DECODE_RATE
-            return await self._cores.run(decode_chunk_untrusted, span, data, cost=cost)
+            return await self._cores.run(decode, span, data, size=size, rate=DECODE_RATE)
         except BadMessage:
             return None

@@ -38,9 +38,6 @@ ADAPTER: Final = "lora-sum-fp32"
 """Name of the encoding that adds products of small matrices to the version that a run began
 with (`p2p.shardcast.adapter`). It travels as a patch does."""
 _LEVEL: Final = 1
-_MAX_WINDOW: Final = MAX_SPAN
-"""Largest zstd window of a chunk. The one-shot decoder needs no memory for the window; other
-decoders do."""
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
 """Bit of a plane's length that marks a plane stored without compression."""
@@ -131,12 +128,12 @@ def unpack_plane_untrusted(frame: memoryview, size: int) -> bytes:
     """Return the content of a zstd frame. Raise `BadMessage` unless it has ``size`` bytes."""
     try:
         head = zstandard.get_frame_parameters(frame)
-        if head.content_size != size or head.window_size > _MAX_WINDOW:
+        if head.content_size != size or head.window_size > MAX_SPAN:
             raise BadMessage(
                 f"a plane decompresses to {head.content_size} bytes in a window of"
                 f" {head.window_size}, instead of to {size}"
             )
-        decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        decoder = zstandard.ZstdDecompressor(max_window_size=MAX_SPAN)
         raw: bytes = decoder.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BadMessage(f"a plane is not zstd: {error}") from None

@@ -57,10 +57,6 @@ CLOSED: Final = 32
 """Bit in a roster row that marks a peer nobody can dial. Any other peer with which it can punch
 a hole can feed it. In class 0 it can punch with none, so only peers that can be dialled feed
 it."""
-_DEGREE_PAIRS: Final = 4
-"""Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
-stand 1, 3, 9 and 27 places to either side, so every peer is within a few hops of every
-other."""
 
 
 class OtherForestRule(BadMessage):
@@ -168,7 +164,7 @@ class Roster:
         about eight.
 
         Symmetric, connected, of small diameter: a ring with chords of n^(1/4), n^(1/2),
-        n^(3/4).
+        n^(3/4). With 81 peers they stand 1, 3, 9 and 27 places to either side.
         """
         place = self.positions.get(peer)
         if place is None:
@@ -176,9 +172,7 @@ class Roster:
         count = len(self.peers)
         if count <= MESH:
             return tuple(other for other in self.peers if other != peer)
-        hops = sorted(
-            {round(count ** (power / _DEGREE_PAIRS)) for power in range(_DEGREE_PAIRS)}
-        )
+        hops = sorted({round(count ** (power / 4)) for power in range(4)})
         places = dict.fromkeys((place + side * hop) % count for hop in hops for side in (1, -1))
         return tuple(self.peers[other] for other in places if other != place)
 

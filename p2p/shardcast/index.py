@@ -35,20 +35,13 @@ at 256 GiB and its span table at 2.4 MiB."""
 MAX_FILES: Final = 4 * KI
 """Files of one policy: the largest sharded models have some 200, and every file costs a
 descriptor, an fsync and a place in the span table."""
-MAX_SEGMENT: Final = MAX_NAME
-"""Bytes of one name in a path."""
 MAX_FILE_TABLE: Final = 256 * KI
 """Most bytes of a file table: 4,096 paths of 54 bytes. 512 bytes for each would be 2 MiB."""
 MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN
-KINDS: Final = (0, 2, 4)
-"""Bytes per value of a span: 2 for bf16 and f16, 4 for f32, 0 for what is not known to be
-numbers. Encodings use it; a wrong one only packs worse."""
 _COUNT: Final = struct.Struct(">I")
 _FILE: Final = struct.Struct(">HQ")
 _SPAN: Final = struct.Struct(f">{DIGEST_BYTES}sIB")
-INDEX_ENTRY: Final = _SPAN.size
-"""Bytes of one span in an index."""
-MAX_INDEX: Final = _COUNT.size + MAX_FILE_TABLE + MAX_CHUNKS * INDEX_ENTRY
+MAX_INDEX: Final = _COUNT.size + MAX_FILE_TABLE + MAX_CHUNKS * _SPAN.size
 _FORBIDDEN: Final = frozenset(map(chr, range(32))) | frozenset('\\:*?"<>|\x7f')
 """Characters that no path may contain: control characters, and those that are special on
 Windows."""
@@ -78,6 +71,8 @@ class Span:
     digest: bytes
     size: int
     kind: int = 0
+    """Bytes per value: 2 for bf16 and f16, 4 for f32, 0 for what is not known to be numbers.
+    Encodings use it; a wrong one only packs worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +164,7 @@ def is_path(path: str) -> bool:
             name
             and not name.startswith((".", " "))
             and not name.endswith((".", " "))
-            and len(name.encode()) <= MAX_SEGMENT
+            and len(name.encode()) <= MAX_NAME
             for name in path.split("/")
         )
     )
@@ -205,12 +200,12 @@ def decode_index_untrusted(data: bytes, digest: bytes, count: int, size: int) ->
     if len(data) > MAX_INDEX or digest_of(data) != digest:
         raise BadMessage("not the index that the manifest names")
     files, at = _decode_files_untrusted(data)
-    if len(data) - at != count * INDEX_ENTRY:
+    if len(data) - at != count * _SPAN.size:
         raise BadMessage("an index has not as many spans as the manifest says")
     spans = tuple(Span(*fields) for fields in _SPAN.iter_unpack(memoryview(data)[at:]))
     if not all(
         0 < span.size <= MAX_SPAN
-        and span.kind in KINDS
+        and span.kind in (0, 2, 4)
         and (not span.kind or span.size % span.kind == 0)
         for span in spans
     ):

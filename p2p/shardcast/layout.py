@@ -19,14 +19,8 @@ from p2p.errors import BadMessage
 from p2p.shardcast.index import MAX_CHUNKS, MAX_SPAN, Span
 from p2p.wire import KI, MIB
 
-MAX_HEADER: Final = 32 * MIB
-"""Bytes of a safetensors header: 250,000 tensors. A file with a longer one is cut blindly."""
 LENGTH_BYTES: Final = 8
 """Number of bytes in front of a safetensors header that give its length."""
-_GOAL: Final = 512
-"""Number of chunks per policy to aim at. A chunk is relayed when it is complete, so each hop
-delays by a chunk's time: fewer chunks are slower, and more cost a core more than the line. 32
-MiB make 512 of 64 KiB."""
 _KINDS: Final = {"BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -45,11 +39,15 @@ class Tensor:
 
 def span_for(size: int) -> int:
     """Return the raw bytes per span for a policy of ``size`` bytes: a power of two that gives
-    about `_GOAL` chunks."""
+    about 512 chunks.
+
+    A chunk is relayed when it is complete, so each hop delays by a chunk's time: fewer chunks
+    are slower, and more cost a core more than the line.
+    """
     # Smaller chunks cost more in frames, hashes and wake-ups than their earlier arrival is
     # worth.
     span = 32 * KI
-    while span < MAX_SPAN and span * _GOAL < size:
+    while span < MAX_SPAN and span * 512 < size:
         span *= 2
     return span
 
@@ -59,7 +57,8 @@ def header_bytes(front: bytes, size: int) -> int:
     its ``size``; 0 if it is no safetensors file. Raise `BadMessage` if the file ends within the
     header."""
     length = int.from_bytes(front[:LENGTH_BYTES], "little")
-    if not front[LENGTH_BYTES:].startswith(b"{") or not 2 <= length <= MAX_HEADER:
+    # A header of 32 MiB has 250,000 tensors. A file with a longer one is cut blindly.
+    if not front[LENGTH_BYTES:].startswith(b"{") or not 2 <= length <= 32 * MIB:
         return 0
     if LENGTH_BYTES + length > size:
         raise BadMessage(

@@ -33,15 +33,6 @@ bytes."""
 _ROW: Final = struct.Struct(">II")
 _TAIL: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 TAIL_BYTES: Final = _TAIL.size
-MAX_TABLE: Final = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL_BYTES
-"""Most bytes of a patch's table: 3.1 MiB."""
-
-ENCODE_RUN_RATE: Final = 900e6
-"""Modelled cost of `encode_run`: bytes of policy per second on one core."""
-APPLY_RATE: Final = 1200e6
-"""Modelled cost of `apply_run_untrusted`, hashes included: bytes of policy per second on one
-core."""
-
 Bytes = bytes | memoryview
 
 
@@ -131,7 +122,8 @@ def table_bytes_untrusted(tail: bytes, size: int) -> int:
         raise BadMessage("a patch is cut off")
     _, runs, length = _TAIL.unpack(tail)
     table: int = runs * _ROW.size + length + TAIL_BYTES
-    if not 0 < runs <= MAX_CHUNKS or table > min(size, MAX_TABLE):
+    most = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL_BYTES  # 3.1 MiB
+    if not 0 < runs <= MAX_CHUNKS or table > min(size, most):
         raise BadMessage(f"a patch of {size} bytes has a table of {table} for {runs} runs")
     return table
 

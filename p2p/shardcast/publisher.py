@@ -34,7 +34,6 @@ from p2p.shardcast.index import (
 from p2p.shardcast.layout import Tensor, cut_files, span_for
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.patch import (
-    ENCODE_RUN_RATE,
     SpanRun,
     encode_run,
     encode_table,
@@ -56,6 +55,10 @@ from p2p.world import DiskEntry, World
 PACKED_AHEAD: Final = 16 * MIB
 """Raw bytes at the front of a version that are packed before it is signed. From them the
 manifest estimates the bytes on the wire, and the first chunks wait for no core."""
+
+_MOST_PATCH: Final = 0.8
+"""The largest patch worth offering, as a fraction of the anchor: patches cost their receivers
+more work, and room on their disks."""
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +155,7 @@ class Digester:
             cost = size / HASH_RATE
             cost += (draft.offsets[first + packed] - draft.offsets[first]) / ENCODE_RATE
             made = await self._cores.run(
-                encode_spans, raw, draft.spans[first:end], packed, cost=cost
+                encode_spans, raw, draft.spans[first:end], packed, size=size, rate=size / cost
             )
             for number, (span, wire) in enumerate(made, first):
                 spans[number] = span
@@ -314,22 +317,55 @@ class PolicyPublisher:
     ) -> Digested | None:
         """Make the patch from the version before, if that version is here and the patch saves
         enough."""
-        entry = self._store.stored(newest.version) if newest is not None else None
-        if newest is None or entry is None or entry.manifest.publisher != newest.publisher:
+        base, index = self._store.stored(newest.version) if newest else None, digested.index
+        if (
+            newest is None
+            or base is None
+            or base.manifest.publisher != newest.publisher
+            or not is_alike(base.index, index)
+        ):
             return None
+        deltas: dict[int, bytes | None] = {}
+
+        async def encode(run: SpanRun) -> None:
+            place = index.place(run.first)
+            paths = base.file(place.file), _join(path, index.files[place.file].path)
+            try:
+                old, new = [await self._disk.read(p, place.offset, run.size) for p in paths]
+            except FileNotFoundError:
+                old = new = b""
+            deltas[run.first] = await self._store.cores.run(
+                encode_run,
+                run,
+                base.index.spans[run.first : run.end],
+                old,
+                new,
+                size=run.size,
+                rate=900e6,
+            )
+
+        runs, wires = runs_of(index), list[int]()
+        step = 2 * self._world.cores
         await self._disk.remove(f"{self._store.folder}/{DRAFT}")
-        with entry.pin():
-            # The largest patch worth offering, as a fraction of the anchor: patches cost their
-            # receivers more work, and room on their disks.
-            most = int(0.8 * digested.wire)
-            size = await self._write_patch(entry, digested.index, path, draft, most)
+        with base.pin():
+            for first in range(0, len(runs), step):
+                some = runs[first : first + step]
+                await self._store.cores.for_each(some, encode)
+                made = [delta for run in some if (delta := deltas.pop(run.first)) is not None]
+                wires += map(len, made)
+                if len(made) < len(some) or sum(wires) > _MOST_PATCH * digested.wire:
+                    return None
+                await self._disk.append(draft, b"".join(made))
+        table = encode_table(base.index, index, runs, wires)
+        size = sum(wires) + len(table)
+        if size > _MOST_PATCH * digested.wire:
+            return None
+        await self._disk.append(draft, table)
         return await self._digest_draft(draft, size)
 
     async def _digest_draft(
-        self, draft: str, size: int | None, tensors: Sequence[Tensor] = ()
+        self, draft: str, size: int, tensors: Sequence[Tensor] = ()
     ) -> Digested | None:
-        if size is None:
-            return None
         cuts = cut_files([(size, tensors)], self._config.chunk_bytes or span_for(size))
         return await self._digester.hash(draft, [PolicyFile("", size)], cuts) if cuts else None
 
@@ -345,7 +381,7 @@ class PolicyPublisher:
         size = entries[0].size
         runs = runs_of(index)
         table = encode_table(base.index, index, runs, [size, *[0] * (len(runs) - 1)])
-        if size + len(table) > 0.8 * digested.wire:
+        if size + len(table) > _MOST_PATCH * digested.wire:
             return None
         right = 0
 
@@ -371,48 +407,6 @@ class PolicyPublisher:
         await self._disk.append(draft, table)
         tensors = await tensors_of(self._disk, path, size)
         return await self._digest_draft(draft, size + len(table), tensors)
-
-    async def _write_patch(
-        self, base: StoredPolicy, index: Index, root: str, draft: str, most: int
-    ) -> int | None:
-        """Write the patch from ``base`` to the files at ``root``, and return its size in bytes.
-        Return None if there can be no patch, or if it would have more than ``most`` bytes."""
-        if not is_alike(base.index, index):
-            return None
-        deltas: dict[int, bytes | None] = {}
-
-        async def encode(run: SpanRun) -> None:
-            place = index.place(run.first)
-            paths = base.file(place.file), _join(root, index.files[place.file].path)
-            try:
-                old, new = [await self._disk.read(p, place.offset, run.size) for p in paths]
-            except FileNotFoundError:
-                old = new = b""
-            deltas[run.first] = await self._store.cores.run(
-                encode_run,
-                run,
-                base.index.spans[run.first : run.end],
-                old,
-                new,
-                cost=run.size / ENCODE_RUN_RATE,
-            )
-
-        runs, wires = runs_of(index), list[int]()
-        step = 2 * self._world.cores
-        for first in range(0, len(runs), step):
-            some = runs[first : first + step]
-            await self._store.cores.for_each(some, encode)
-            made = [delta for run in some if (delta := deltas.pop(run.first)) is not None]
-            wires += map(len, made)
-            if len(made) < len(some) or sum(wires) > most:
-                return None
-            await self._disk.append(draft, b"".join(made))
-        table = encode_table(base.index, index, runs, wires)
-        size = sum(wires) + len(table)
-        if size > most:
-            return None
-        await self._disk.append(draft, table)
-        return size
 
 
 async def publish_next(

@@ -135,7 +135,8 @@ class Shardcast:
     @property
     def flows(self) -> dict[str, dict[str, int]]:
         """Bytes of chunks ``from`` and ``to`` peers, as plain values for display."""
-        return self._core.flows.health()
+        both = {"from": self._core.came, "to": self._core.sent}
+        return {way: {str(peer): size for peer, size in of.items()} for way, of in both.items()}
 
     @property
     def stats(self) -> ShardcastStats:

@@ -38,7 +38,6 @@ from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
 from p2p.identity import Verify
 from p2p.shardcast.adapter import (
     LORA,
-    MERGE_RATE,
     AdapterFile,
     Piece,
     merge_run_untrusted,
@@ -59,7 +58,6 @@ from p2p.shardcast.manifest import (
     decode_manifest_untrusted,
 )
 from p2p.shardcast.patch import (
-    APPLY_RATE,
     TAIL_BYTES,
     PatchRun,
     SpanRun,
@@ -88,8 +86,6 @@ LONGEST_RETRY: Final = 30.0
 long. It means 120 trials, 120 MiB, an hour."""
 HASH_RATE: Final = 3e9
 """Modelled cost of reading spans back: bytes of BLAKE3 per second on one core."""
-_ROSTER: Final = "roster"
-_CONVICTIONS: Final = "convictions"
 DRAFT: Final = "publishing"
 """Folder of a publisher's patches that are not yet named by a manifest."""
 _T = TypeVar("_T")
@@ -108,10 +104,15 @@ class Cores:
         self._world = world
         self._limit = trio.CapacityLimiter(world.cores)
 
-    async def run(self, function: Callable[..., _T], *args: object, cost: float) -> _T:
-        """Call `World.run_blocking` when a core is free."""
+    async def run(
+        self, function: Callable[..., _T], *args: object, size: int, rate: float
+    ) -> _T:
+        """Call a function that works on ``size`` bytes, at ``rate`` bytes a second as modelled,
+        when a core is free; at once if there are few."""
+        if size <= OFF_LOOP:
+            return function(*args)
         async with self._limit:
-            return await self._world.run_blocking(function, *args, cost=cost)
+            return await self._world.run_blocking(function, *args, cost=size / rate)
 
     async def for_each(
         self, items: Iterable[_T], work: Callable[[_T], Awaitable[object]], at_once: int = 0
@@ -156,6 +157,8 @@ class StoredPolicy:
         """True if the head and the files are on the disk, with room for every span."""
         self.unwritten: dict[int, Bytes] = {}
         """Maps each verified span that is not yet written to its bytes."""
+        self.selected: ChunkSet | None = None
+        """Spans of the selected files, once they are looked up: after each write."""
         self.writing = trio.Lock()
         """Held by the task that writes its spans."""
         self.pins = 0
@@ -233,11 +236,6 @@ class StoredPolicy:
         self.verified = self.verified.including(span)
         self.unwritten[span] = raw
 
-    def disown(self) -> None:
-        """Forget the files from which this node published it, because they are gone or changed.
-        It is then fetched like any other policy."""
-        self.source, self.stored, self.verified = "", False, EMPTY
-
     # Who needs it
 
     @contextmanager
@@ -308,15 +306,14 @@ class PolicyStore:
     ) -> None:
         self._world = world
         self._selection = selection
-        # Versions whose selected spans are remembered: two are fetched at once.
-        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(4)
-        """Spans of the selected files, by policy. They are looked up after each write."""
         self._disk = world.disk
         self._config = config
         self._run = run
         self.cores = Cores(world)
         self.folder = f"{config.folder}/{run.hex()[:16]}"
         """Folder of this run's policies."""
+        self._roster = f"{self.folder}/roster"
+        self._convictions = f"{self.folder}/convictions"
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
@@ -440,11 +437,11 @@ class PolicyStore:
         for entry in self._policies:
             if entry.version != version or self._selection is None:
                 continue
-            spans = self._selected.get(entry.name)
-            if spans is None:
-                spans = self._selected[entry.name] = self._selection.spans(entry.index)
-            is_all = len(spans) == len(entry.index)  # it will be whole, and move
-            if spans - entry.verified or entry.unwritten or (is_all and not entry.stored):
+            if entry.selected is None:
+                entry.selected = self._selection.spans(entry.index)
+            is_all = len(entry.selected) == len(entry.index)  # it will be whole, and move
+            is_here = not (entry.selected - entry.verified or entry.unwritten)
+            if not is_here or (is_all and not entry.stored):
                 continue
             if not entry.stored:
                 await self._make_room(entry)  # files without bytes have no spans
@@ -561,8 +558,15 @@ class PolicyStore:
         if len(old) != run.size:
             return b"", 0
         spans = index.spans[run.first : run.end]
-        return await self._compute(
-            merge_run_untrusted, run, spans, old, pieces, size=run.size, rate=MERGE_RATE
+        return await self.cores.run(
+            # on one core, at rank 16
+            merge_run_untrusted,
+            run,
+            spans,
+            old,
+            pieces,
+            size=run.size,
+            rate=180e6,
         )
 
     async def _patch_run(
@@ -585,8 +589,8 @@ class PolicyStore:
             if len(old) != run.size:
                 return
             spans = made.index.spans[run.first : run.end]
-            raw, mask = await self._compute(
-                apply_run_untrusted, run, spans, old, wire, size=run.size, rate=APPLY_RATE
+            raw, mask = await self.cores.run(
+                apply_run_untrusted, run, spans, old, wire, size=run.size, rate=1200e6
             )
         # What came as chunks stays: it is right, and may be where this is wrong.
         right = ChunkSet(mask << run.first) - made.verified
@@ -634,7 +638,7 @@ class PolicyStore:
         except StorageError as error:
             self.damaged[path] = f"cannot be read ({error})"
             raise
-        wire = await self._compute(
+        wire = await self.cores.run(
             _encode_if_right, span, raw, size=span.size, rate=ENCODE_RATE
         )
         if wire is None and self._entries.get(entry.name) is entry:
@@ -655,13 +659,6 @@ class PolicyStore:
         except FileNotFoundError:  # `finish` has renamed it, and waits until that is durable
             final = entry.file(place.file, is_final=True)
             return await self._disk.read(final, place.offset, size)
-
-    async def _compute(
-        self, function: Callable[..., _T], *args: object, size: int, rate: float
-    ) -> _T:
-        if size <= OFF_LOOP:
-            return function(*args)
-        return await self.cores.run(function, *args, cost=size / rate)
 
     def _remember(self, policy: bytes, chunk: int, data: bytes) -> None:
         self._cached += len(data) - len(self._cache.pop((policy, chunk), b""))
@@ -693,7 +690,7 @@ class PolicyStore:
                 raw = await self._disk.read(entry.file(place.file), place.offset, size)
             except FileNotFoundError:
                 return
-            right = await self._compute(right_mask, spans, raw, size=size, rate=HASH_RATE)
+            right = await self.cores.run(right_mask, spans, raw, size=size, rate=HASH_RATE)
             good |= ChunkSet(right << first)
 
         await self.cores.for_each(batches(entry.index), judge)
@@ -785,24 +782,23 @@ class PolicyStore:
     async def keep_roster(self, roster: Roster) -> None:
         """Store our roster durably for the next life. Raise `StorageError` if the disk
         refuses."""
-        await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
+        await self._disk.replace(self._roster, roster.encode())
 
     async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:
         """Store durably which publishers equivocated. Raise `StorageError` if the disk
         refuses."""
         pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
-        await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
+        await self._disk.replace(self._convictions, pack(pairs))
 
     # Resuming
 
     async def load_convictions(self) -> list[Equivocation[Manifest]]:
         """Return the publishers that an earlier life convicted. The proofs are verified again,
         since the disk is trusted no more than a peer."""
-        path = f"{self.folder}/{_CONVICTIONS}"
         found: list[Equivocation[Manifest]] = []
         try:
             # Two manifests of 4 KiB each for 128 publishers; a run names a handful.
-            pairs = unpack_untrusted(await self._disk.read(path, 0, MIB))
+            pairs = unpack_untrusted(await self._disk.read(self._convictions, 0, MIB))
             for pair in pairs if isinstance(pairs, list) else ():
                 first, second = (
                     decode_manifest_untrusted(data, self._run, self._world.verify)
@@ -815,7 +811,7 @@ class PolicyStore:
             logger.warning(
                 "convictions_damaged path=%s reason=%s: %d are believed, of the others peers"
                 " tell again",
-                self._disk.locate(path),
+                self._disk.locate(self._convictions),
                 error,
                 len(found),
             )
@@ -824,7 +820,7 @@ class PolicyStore:
     async def load_roster(self) -> Roster | None:
         """Return the last roster that an earlier life signed."""
         try:
-            data = await self._disk.read(f"{self.folder}/{_ROSTER}")
+            data = await self._disk.read(self._roster)
             return decode_roster_untrusted(data, self._run, self._world.verify)
         except FileNotFoundError:
             return None
@@ -879,7 +875,7 @@ class PolicyStore:
         path = self._disk.locate(entry.weights)
         if entry.source:  # its owner has changed it since, which is no damage
             logger.info("source_changed path=%s: it is version %d no more", path, entry.version)
-            entry.disown()
+            entry.source, entry.stored, entry.verified = "", False, EMPTY  # fetched like others
             return
         logger.warning(
             "weights_damaged path=%s: %d of %d spans are right, the rest is fetched again",

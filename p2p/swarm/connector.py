@@ -126,16 +126,6 @@ class _Dial:
     ended."""
 
 
-@dataclass(slots=True)
-class _Punched:
-    """A hole that this node punches as a client: the peer, and how many connections may still
-    come through it."""
-
-    peer: PeerId
-    # Accepted connections that are taken for those of one punch.
-    left: int = 4
-
-
 @dataclass(frozen=True, slots=True)
 class Callbacks:
     """Callbacks of a `Connector` to its host; none may block."""
@@ -260,10 +250,10 @@ class Connector:
         self._offences: FadingCounts[str] = FadingCounts(300.0)
         self._replaced: FadingCounts[PeerId] = FadingCounts(REPLACED_HALF_LIFE)
         self._adopted = Notifier()
-        self._punched: dict[str, _Punched] = {}
-        """Hosts to which this node punches a hole as a client."""
+        self._punched: dict[str, list[PeerId]] = {}
+        """Hosts to which this node punches a hole as a client, each with the peer that is to
+        come through it, once for each connection that may come."""
         self._turns = _Turns(limits.handshakes // 4)
-        self._sweeping = False
         self._sweep_due = math.inf
         self.memory = HostBudget(world.now, protected=self.gater.is_protected)
 
@@ -459,7 +449,7 @@ class Connector:
         handshake on what it accepts, as if it had dialled.
         """
         hosts = [group_of(addr).host for addr in addrs] if is_client else []
-        self._punched.update((host, _Punched(peer)) for host in hosts)
+        self._punched.update((host, [peer] * 4) for host in hosts)
         try:
             # Seconds of one attempt to punch: a packet and its repetitions after one and three
             # seconds.
@@ -562,11 +552,9 @@ class Connector:
             if self._offences.count(group_of(addr).host, self._world.now()) >= 8.0:
                 await trio.aclose_forcefully(raw)
                 continue
-            punched = self._punched.get(group_of(addr).host)
-            if punched is not None and punched.left > 0:
+            if punched := self._punched.get(group_of(addr).host):
                 # If it is another peer of that host, the handshake fails: it dials again.
-                punched.left -= 1
-                self._spawn(self._greet_punched, raw, punched.peer, addr)
+                self._spawn(self._greet_punched, raw, punched.pop(), addr)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(
@@ -701,11 +689,10 @@ class Connector:
             for sibling in siblings:
                 if sibling.is_circuit and not sibling.is_replaced:
                     sibling.is_replaced = True
-                    # The longest that it lives on, in seconds.
-                    self._retire_later(sibling, now + 60.0)
+                    self._retire_later(sibling, now + 60.0)  # the longest that it lives on
         self._adopted.notify_all()
         self._spawn(self._carry, connection, held)
-        if not self._sweeping:
+        if self._sweep_due == math.inf:
             self._sweep_later()
         self._callbacks.on_connection(connection)
         if len(siblings) == 1:
@@ -720,9 +707,7 @@ class Connector:
 
     def _retire(self, circuit: Connection, end: float) -> None:
         """Close a circuit that a direct connection replaces, once its streams have ended."""
-        if not circuit.is_open:
-            return
-        if circuit.streams and self._world.now() < end:
+        if circuit.is_open and circuit.streams and self._world.now() < end:
             self._retire_later(circuit, end)
         else:
             circuit.close()
@@ -749,9 +734,9 @@ class Connector:
                 self.tell(peer, PeerState.DISCONNECTED)  # at last: a watcher may raise
 
     def _sweep_later(self) -> None:
-        self._sweeping = bool(self._connections) and not self.closing
-        if self._sweeping:
-            self._sweep_due = self._world.now() + SWEEP
+        is_needed = self._connections and not self.closing
+        self._sweep_due = self._world.now() + SWEEP if is_needed else math.inf
+        if is_needed:
             self._world.call_at(self._sweep_due, self._sweep)
 
     def _sweep(self) -> None:

@@ -144,7 +144,6 @@ class SwarmHost:
         self.news = Notifier()
         """Notified when a peer connected, identified itself or left, or when `addrs`
         changed."""
-        self._moved = Notifier()
         self.addrs: tuple[Multiaddr, ...] = ()
         """Addresses of this host, the likeliest first, each ending in ``/p2p/``."""
         self._nursery: trio.Nursery | None = None
@@ -157,7 +156,6 @@ class SwarmHost:
         self._handlers: dict[ProtocolId, hosts.StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
         self._message_handlers: dict[ProtocolId, hosts.MessageHandler] = {}
-        self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._pushed: BoundedDict[PeerId, float] = BoundedDict(4096)
         """Maps peers to the time of their last identify push."""
         self._idle_servers: list[Server] = []
@@ -211,7 +209,6 @@ class SwarmHost:
 
         own = sorted(dict.fromkeys(own), key=rank)
         self.addrs = tuple(place.with_peer(self.peer_id) for place in own)
-        self._moved.notify_all()
         self.news.notify_all()
 
     @property
@@ -271,16 +268,10 @@ class SwarmHost:
         return None if connection is None else connection.remote_addr
 
     def has_dialled(self, peer: PeerId) -> bool:
-        """Return True if we dialled ``peer`` without a relay, and are connected."""
+        """Return True if we opened the connection to ``peer``."""
         door.check("peer", peer, PeerId)
         connection = self._connector.live(peer)
-        return connection is not None and connection.dialer and not connection.is_circuit
-
-    def has_dialled_circuit(self, peer: PeerId) -> bool:
-        """Return True if we dialled ``peer`` through a relay and have no direct connection."""
-        door.check("peer", peer, PeerId)
-        connection = self._connector.live(peer)
-        return connection is not None and connection.is_circuit and connection.dialer
+        return connection is not None and connection.dialer
 
     @property
     def observed(self) -> tuple[Multiaddr, ...]:
@@ -568,14 +559,15 @@ class SwarmHost:
         return connection, stream
 
     def _serve_soon(self, stream: MuxedStream) -> None:
-        few, served_now = FEW_STREAMS.get(stream.protocol), self.budget.served_to(stream.peer)
-        is_many = few and sum(one.protocol == stream.protocol for one in served_now) >= few
+        protocol, served_now = stream.protocol, self.budget.served_to(stream.peer)
+        others = [one for one in served_now if one.protocol == protocol]
+        is_many = len(others) >= FEW_STREAMS.get(protocol, math.inf)
         if is_many or self.world.buggify("swarm/serves too many"):
             stream.reset()
             return
         server = self._idle_servers.pop() if self._idle_servers else Server()
         served = ServedStream(
-            stream.peer, partial(server.abort, stream), stream.has_stalled, stream.protocol
+            stream.peer, partial(server.abort, stream), stream.has_stalled, protocol
         )
         victim = self._connector.budget.serve(served)
         if victim is not None:
@@ -585,12 +577,10 @@ class SwarmHost:
             stream.reset()
             self._idle_servers.append(server)
             return
-        if stream.protocol != identify.PROTOCOL_ID:
+        if protocol != identify.PROTOCOL_ID:
             self._connector.used(stream.peer)
-        if stream.protocol in self._message_handlers:
-            older = self._incoming_lanes.get((stream.peer, stream.protocol))
-            self._incoming_lanes[(stream.peer, stream.protocol)] = served
-            if older is not None:
+        if protocol in self._message_handlers:
+            for older in others:
                 older.abort()
         if not server.begin(stream, served):
             self._spawn(server.run, self._serve, self._idle_servers)
@@ -608,8 +598,6 @@ class SwarmHost:
                     await handler(stream)
         finally:
             self._connector.budget.served_to_end(served)
-            if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
-                del self._incoming_lanes[(stream.peer, stream.protocol)]
 
     def _stop_serving(self, peer: PeerId) -> None:
         for served in self.budget.served_to(peer):
@@ -672,15 +660,12 @@ class SwarmHost:
                 allowance.take(in_turn)
                 allowance.refill(moment, MESSAGE_RATE)
                 if allowance.level < 0.0:
-                    await self._pause(-allowance.level / MESSAGE_RATE)
+                    await self.world.sleep(-allowance.level / MESSAGE_RATE)
                 else:
                     await self._connector.turns.wait()
                 # Seconds that the messages of one stream are handled in one go; then it is
                 # another task's turn.
                 turn_ends, in_turn = now() + 0.005, 0
-
-    async def _pause(self, seconds: float) -> None:
-        await self.world.sleep(seconds)
 
     def _start_lane(self, lane: Lane) -> None:
         self._spawn(self._on_behalf, lane.peer, self._run_lane, lane)
@@ -716,9 +701,9 @@ class SwarmHost:
             self._connector.used(peer)
 
     def _is_busy(self, peer: PeerId, streams: int) -> bool:
-        served = len(self.budget.served_to(peer))
-        lanes = sum(one == peer for one, _ in self._incoming_lanes)
-        return served > lanes or streams > served + self._outbox.count(peer)
+        served = self.budget.served_to(peer)
+        is_asked = any(one.protocol not in self._message_handlers for one in served)
+        return is_asked or streams > len(served) + self._outbox.count(peer)
 
     async def _serve_identify(self, stream: hosts.Stream) -> None:
         connection = self._connector.live(stream.peer)
@@ -772,13 +757,13 @@ class SwarmHost:
         told = self.addrs
         while True:
             while told == self.addrs:
-                await self._moved.wait()
+                await self.news.wait()
             told = self.addrs
             for peer in self.connected:
                 info = self._infos.get(peer)
                 if info is not None and identify.PUSH_ID in info.protocols:
                     self._spawn(self._on_behalf, None, self._push_to, peer)
-            await self._pause(PUSH_PAUSE)
+            await self.world.sleep(PUSH_PAUSE)
 
     async def _push_to(self, peer: PeerId) -> None:
         with trio.move_on_after(IDENTIFY_TIMEOUT):

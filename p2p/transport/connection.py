@@ -329,7 +329,8 @@ class MuxedStream(Stream):
         # Flags, not a `p2p.concurrency.ConflictDetector` each: with two more objects a stream
         # and three more blocks a request, small requests took 3 to 6 % more CPU time.
         self._receiving = self._sending = False
-        self._stalls = 0  # looks of `has_stalled` during the present wait for room
+        # looks of `has_stalled` during the present wait for room, or of `is_nameless`
+        self._stalls = 0
         self._ended = False  # the peer will send no more
         self._sent_end = False
         self._closed = False
@@ -674,6 +675,13 @@ class MuxedStream(Stream):
         self._stalls = self._stalls + 1 if self._sending else 0
         return self._stalls > STALLS
 
+    def is_nameless(self) -> bool:
+        """Return True if the peer has not said what an incoming stream is for, and had not at
+        the last call. This is called at each keep-alive."""
+        is_waiting = isinstance(self._negotiation, Chooser)
+        self._stalls += is_waiting
+        return is_waiting and self._stalls > 1
+
     def _answer(self, data: bytes) -> None:
         """Send our part of a negotiation."""
         if data:
@@ -767,38 +775,6 @@ class _Pace(TokenBucket):
         elif self.read_bytes < READ_BYTES:
             self.read_bytes *= 2
         return max(0.0, -self.level) / MAX_FRAME_RATE
-
-
-class _Tail:
-    """Counts in the host's budget the bytes of a connection that belong to no stream.
-
-    These are the unfinished record and, while the reader waits, the whole records that it has
-    yet to look at: up to `READ_BYTES`. A peer that asks for answers, takes none, and fills up
-    what we had read when we stopped makes us keep them, 0.4 MiB for each of 768 connections.
-    """
-
-    __slots__ = ("_connection", "held", "peer", "since")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.peer = connection.peer
-        self.held = 0
-        self.since = 0.0
-
-    def count(self, pending: int, *, progress: bool) -> None:
-        """Count ``pending`` bytes of a record. With ``progress`` the record before is
-        complete."""
-        if progress:
-            self._connection.budget.forget(self)
-        if pending > self.held:
-            self._connection.budget.hold(self, pending - self.held)
-
-    def evict(self) -> None:
-        """Abort the connection, because the budget needs its bytes and it cannot go on without
-        its record."""
-        logger.info("gave up the connection to %r: the host holds too much", self.peer)
-        self._connection.budget.forget(self)
-        self._connection.abort()
 
 
 class _Drains:
@@ -900,7 +876,12 @@ class Connection:
         self._unchoked = Wakeup()
         self._pace = _Pace()
         self._turns = turns or Turns()
-        self._tail = _Tail(self)
+        self.held = 0
+        """Bytes in the host's budget that belong to no stream: those of the unfinished record
+        and, while the reader waits, of the whole records that it has yet to look at, up to
+        `READ_BYTES`. A peer that asks for answers, takes none, and fills up what we had read
+        when we stopped makes us keep them, 0.4 MiB for each of 768 connections."""
+        self.since = 0.0
         self._scope = trio.CancelScope()
         self._closing = False
         self._over = False
@@ -909,8 +890,6 @@ class Connection:
         self._heard = True  # since the last tick
         self._silence = 0  # ticks without a word of the peer
         self._tick_due = math.inf
-        # incoming streams without a protocol, and for how many ticks
-        self._fresh: dict[int, int] = {}
 
     @property
     def is_open(self) -> bool:
@@ -933,8 +912,7 @@ class Connection:
             self._fail_streams(self.failure or ProtocolError("the connection was lost"))
             self.streams.clear()
             self.mux.abandon()
-            self.budget.forget(self._tail)
-            del self._tail  # it refers to us, and what is in no cycle is freed at once
+            self.budget.forget(self)
             try:
                 await trio.aclose_forcefully(self._raw)
             finally:
@@ -986,6 +964,13 @@ class Connection:
         """End the connection at once."""
         self._scope.cancel()
 
+    def evict(self) -> None:
+        """Abort the connection, because the budget needs its bytes and it cannot go on without
+        its record."""
+        logger.info("gave up the connection to %r: the host holds too much", self.peer)
+        self.budget.forget(self)
+        self.abort()
+
     def let_go(self, stream_id: int) -> None:
         """Forget a stream that the application has closed. The mux alone waits for the peer to
         end it."""
@@ -1007,8 +992,8 @@ class Connection:
             while data := await self._receive_raw():
                 self._heard = True
                 opened = self._session.receive_data(data)
-                if self._session.tail or self._tail.held:
-                    self._tail.count(len(self._session.tail), progress=bool(opened))
+                if self._session.tail or self.held:
+                    self._hold_tail(len(self._session.tail), progress=bool(opened))
                 # A record of at most this many bytes counts as a message: its few frames are
                 # charged with later ones, since a look at the clock for each would cost half as
                 # much as the record.
@@ -1026,6 +1011,14 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
+
+    def _hold_tail(self, pending: int, *, progress: bool) -> None:
+        """Count ``pending`` bytes of a record. With ``progress`` the record before is
+        complete."""
+        if progress:
+            self.budget.forget(self)
+        if pending > self.held:
+            self.budget.hold(self, pending - self.held)
 
     async def _take(self, opened: list[bytearray]) -> None:
         """Process records piece by piece, and release each."""
@@ -1148,13 +1141,13 @@ class Connection:
         """Wait while the peer takes none of our answers, and for a turn if this one's work is
         done. The rest of the record and ``later`` ones count as held meanwhile."""
         waiting = sum(map(len, later)) + len(self.mux.rest)
-        self.budget.hold(self._tail, waiting)
+        self.budget.hold(self, waiting)
         while self.mux.is_choked:
             await self._unchoked.wait()
         if self.mux.allowance <= 0:
             await self._turns.wait()
             self.mux.allowance = _CROWD
-        self.budget.release(self._tail, min(waiting, self._tail.held))
+        self.budget.release(self, min(waiting, self.held))
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -1162,7 +1155,6 @@ class Connection:
                 self.streams[stream_id] = MuxedStream(
                     self, stream_id, self.peer, Chooser(self._serves)
                 )
-                self._fresh[stream_id] = 0
             case EndReceived(stream_id):
                 if stream := self.streams.get(stream_id):
                     stream.feed_end()
@@ -1181,7 +1173,6 @@ class Connection:
             if stream := self.streams.pop(stream_id, None):
                 # it is ended, reset or closed already: nothing is to wait for it
                 stream.fail(OVER)
-            self._fresh.pop(stream_id, None)
 
     def _fail_streams(self, error: Exception) -> None:
         for stream in list(self.streams.values()):
@@ -1214,14 +1205,9 @@ class Connection:
         if self._silence == 1:
             self.mux.ping(self._silence)
             self.flush()
-        for stream_id, ticks in list(self._fresh.items()):
-            stream = self.streams.get(stream_id)
-            if stream is None or stream.is_negotiated:
-                del self._fresh[stream_id]
-            elif ticks:
+        for stream in list(self.streams.values()):
+            if stream.is_nameless():
                 stream.reset()
-            else:
-                self._fresh[stream_id] = 1
         self.mux.sweep()
         if self.mux.has_data:
             self.flush()

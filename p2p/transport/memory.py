@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from typing import Final
@@ -165,12 +166,9 @@ class MemoryListener:
         if self._listeners.get(self.addr) is self:
             del self._listeners[self.addr]
         self._send.close()
-        while True:
-            try:
-                stream = self._receive.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-                break
-            await stream.aclose()
+        with contextlib.suppress(trio.ClosedResourceError):  # it is closed already
+            async for stream in self._receive:
+                await stream.aclose()
         self._receive.close()
         await trio.lowlevel.checkpoint()
 
@@ -201,10 +199,9 @@ class MemoryNetwork:
         place = addr.transport
         if [name for name, _ in place.parts] != ["memory"]:
             raise ConfigError(f"a MemoryNetwork cannot listen at {addr}: write /memory/0")
-        while place.parts[0][1] == "0" or (
-            place in self._listeners and addr.parts[0][1] == "0"
-        ):
-            place = Multiaddr((("memory", str(next(self._numbers))),))
+        if place.parts[0][1] == "0":
+            free = (Multiaddr((("memory", str(number)),)) for number in self._numbers)
+            place = next(place for place in free if place not in self._listeners)
         if place in self._listeners:
             raise ConfigError(f"{place} is taken")
         listener = self._listeners[place] = MemoryListener(place, self._listeners)

@@ -46,8 +46,6 @@ first of the IPv4 address."""
 DNS_THREADS: Final = 4
 """Most concurrent name lookups, in threads of their own. A silent name server holds one for
 half a minute, which must not delay the disk or the proofs."""
-DNS_TIMEOUT: Final = 5.0
-"""Seconds for the lookup of a name: the resolver's first question and a repetition."""
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
 _EVERYWHERE: Final = {
@@ -384,19 +382,15 @@ class TcpNetwork:
         raise OSError(trouble)
 
     async def _look_up(self, kind: str, host: str, port: int) -> list[str]:
-        """Return the addresses of a host. Raise `OSError` if the lookup fails."""
+        """Return the addresses of a host, in a thread. Raise `OSError` if the lookup fails."""
         if not kind.startswith("dns"):
             return [host]
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(kind, 0)
         ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
-        with trio.move_on_after(DNS_TIMEOUT):
-            found = await trio.to_thread.run_sync(
-                ask, abandon_on_cancel=True, limiter=self._name_threads
-            )
-            # Addresses of one name that are tried: as many as are tried at the same time
-            # (`p2p.transport.dial.stagger`). A stranger's name may have hundreds.
-            return list(dict.fromkeys(str(entry[4][0]) for entry in found))[:4]
-        raise OSError(f"the name was not found within {DNS_TIMEOUT:.0f} s")
+        found = await trio.to_thread.run_sync(
+            ask, abandon_on_cancel=True, limiter=self._name_threads
+        )
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen on an IP address and port; 0 picks a free port. Raise `ConfigError` if it

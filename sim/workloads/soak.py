@@ -40,7 +40,6 @@ from typing import Any, Final
 import trio
 
 from p2p.bounded import BoundedDict
-from p2p.gossip.config import HISTORY, SEEN
 from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node
@@ -318,7 +317,6 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
 
 def _config(interval: float) -> NodeConfig:
     config, interval = NodeConfig(), min(interval, MAX_INTERVAL)
-    gossip = replace(config.gossip, interval=min(interval, SEEN / HISTORY))
     return replace(
         config,
         dht=replace(
@@ -334,6 +332,6 @@ def _config(interval: float) -> NodeConfig:
             addr_lifetime=2 * HOUR,
         ),
         membership=replace(config.membership, interval=interval),
-        gossip=gossip,
+        gossip=replace(config.gossip, interval=interval),
         run=replace(config.run, refresh=6 * HOUR),
     )

@@ -14,7 +14,8 @@ from p2p.transport.connection import Connection, MuxedStream, secure
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.noise import NoiseSession, StaticKey
 from p2p.transport.core.yamux import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN, WINDOW_UPDATE
-from p2p.transport.memory import MemoryNetwork, memory_pair
+from p2p.transport.memory import MemoryNetwork
+from tests.support.hosts import secure_pair
 
 __all__ = [
     "ACK",
@@ -99,20 +100,6 @@ class Victim:
 _OURS = KeyPair(b"\x01" * 32)
 
 
-async def _secured(world: RealWorld, theirs: KeyPair) -> tuple[Any, Any]:
-    one, other = memory_pair()
-    done: dict[bool, Any] = {}
-
-    async def shake(raw: trio.abc.HalfCloseableStream, key: KeyPair, dialer: bool) -> None:
-        static = StaticKey.create(key, world.entropy(32))
-        done[dialer] = await secure(raw, static, world.entropy, dialer=dialer)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(shake, one, _OURS, False)
-        nursery.start_soon(shake, other, theirs, True)
-    return done[False], done[True]
-
-
 @asynccontextmanager
 async def open_victims(
     *keys: int,
@@ -126,7 +113,7 @@ async def open_victims(
     async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
         victims: list[Victim] = []
         for key in keys:
-            secured, theirs = await _secured(world, KeyPair(bytes([key]) * 32))
+            theirs, secured = await secure_pair(world, KeyPair(bytes([key]) * 32), _OURS)
             accepted: list[MuxedStream] = []
             if "budget" in options and callable(options["budget"]):
                 options["budget"] = options["budget"](world)

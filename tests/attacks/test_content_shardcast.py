@@ -16,15 +16,15 @@ import pytest
 import trio
 
 from p2p.errors import BadMessage
-from p2p.host import Stream
 from p2p.identity import KeyPair, PeerId, verify
-from p2p.shardcast.bulk import MAX_UNFINISHED, FrameBudget
+from p2p.shardcast.bulk import MAX_UNFINISHED, MAX_WAITING, FrameBudget, Sender
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
-from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.statements import MAX_ROSTERS, Statements
 from p2p.shardcast.core.upload import MAX_INDEXES, SPARE_ANSWERS
+from p2p.shardcast.core.versions import MAX_FETCHES
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import MAX_INDEX, Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
@@ -263,12 +263,32 @@ def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
     assert course.verified == 1
 
 
+def test_a_trainer_that_signs_all_day_fills_no_table() -> None:
+    course, signed = Course(), range(1, 100)
+    for number in signed:
+        roster = Roster.sign(TRAINER, b"run", number, [RosterEntry(LOCAL.peer_id)])
+        course.hear(PEERS[0], RosterNews(roster.encode()))
+        news = PolicyNews(manifest(version=number).encode(), INDEX.data)
+        course.hear(PEERS[0], news, gossip=True)
+    known = [n for n in signed if course.core.statements.roster(TRAINER.peer_id, n)]
+    assert known == list(signed[-MAX_ROSTERS:])
+    assert len(course.core.downloads) == MAX_FETCHES
+
+
+async def test_a_peer_that_takes_nothing_of_what_it_asks_for_is_given_up() -> None:
+    sender = Sender(STRANGER.peer_id, None, None)
+    for _ in range(MAX_WAITING + 1):
+        assert not sender.scope.cancel_called
+        sender.push_nowait(Hello(5))
+    assert sender.scope.cancel_called
+
+
 async def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
-    budget, done = FrameBudget(100), []
+    budget, done = FrameBudget(), []
 
     async def take(name: str, trusted: bool, begun: trio.Event) -> None:
         with budget.frame(trusted=trusted) as hold:
-            hold(40)
+            hold(MAX_UNFINISHED * 2 // 5)
             begun.set()
             await finish.wait()
             done.append(name)
@@ -281,13 +301,13 @@ async def test_room_is_made_at_the_cost_of_who_has_no_business_here() -> None:
             begun = trio.Event()
             nursery.start_soon(take, name, trusted, begun)
             await begun.wait()
-        assert budget.held == 80
+        assert budget.held == MAX_UNFINISHED * 2 // 5 * 2
         finish.set()
     assert sorted(done) == ["child", "parent"]
     assert budget.held == 0
 
 
-class Drip(Stream):
+class Drip:
     """A bulk stream whose sender never finishes its frame."""
 
     def __init__(self, peer: PeerId, head: bytes, pieces: int) -> None:
@@ -307,23 +327,10 @@ class Drip(Stream):
             return bytes(bytearray(64 * KI))
         self.waits.set()
         await trio.sleep_forever()
-        raise AssertionError
 
     def reset(self) -> None:
         self.was_reset = True
         self.waits.set()
-
-    async def send_all(self, data: object) -> None:
-        raise NotImplementedError
-
-    async def wait_send_all_might_not_block(self) -> None:
-        raise NotImplementedError
-
-    async def send_eof(self) -> None:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        raise NotImplementedError
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Members that abuse what a round lets them say: plans, views, beats, evidence, memory."""
+"""Members that abuse what a round lets them say, and what convicts them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import (
     NO_DIGEST,
+    BadPart,
     BadSum,
     Beat,
     Chain,
     Doubled,
+    Fault,
     Outcome,
     Plan,
     Promise,
@@ -34,27 +36,128 @@ from roles.diloco.core.messages import (
     Ready,
     Record,
     RoundMessage,
+    Statement,
     Sum,
+    Unreadable,
     Vote,
     decode_message_untrusted,
     encode_message,
 )
 from roles.diloco.core.outer import Arithmetic
-from roles.diloco.core.pieces import check_part, owners
-from roles.diloco.core.round import MAX_STATEMENTS, MOST_UNPROVEN, RoundCore, genesis
+from roles.diloco.core.pieces import (
+    PieceGrid,
+    check_part,
+    digest_of,
+    norm_of,
+    owners,
+    sum_piece,
+)
+from roles.diloco.core.round import (
+    MAX_STATEMENTS,
+    MOST_UNPROVEN,
+    RoundCore,
+    genesis,
+    owners_of,
+    shares_of,
+)
 from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable
 from roles.diloco.reduction import Reduction, ReductionFailed
 from roles.diloco.session import DilocoSession
 from roles.engines.config import EngineConfig
 from sim.workloads.inner import FakeInner
-from tests.support.pieces import in_memory
+from tests.support.pieces import encode_all, in_memory
 from tests.sweeps import swept
+from tests.unit import diloco_swarm
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
-from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
+from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest
 
+GRID = PieceGrid.of(4096, Codec.INT4)
 PEERS = sorted(peer_named(n) for n in range(4))
 ME, LIAR = PEERS[1], PEERS[3]
 BEFORE = genesis(RUN, PEERS)
+CONFIG = replace(diloco_swarm.CONFIG, max_tokens=1000)
+
+
+def core(**changes: object) -> RoundCore:
+    arguments: dict[str, object] = {
+        "run": RUN, "records": [BEFORE], "held": 0, "kept": None, "verify": fake_verify,
+        "may_join": lambda peer: True, "anchor": None, "now": 0.0,
+    }  # fmt: skip
+    return RoundCore(FakeSigner(ME), CONFIG, GRID, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def with_beats(**changes: object) -> RoundCore:
+    made = core(**changes)
+    for peer in (PEERS[0], *PEERS[2:]):
+        made.handle(ev.Received(peer, Beat(0, BEFORE.digest, 0, 0)), 0.0)
+    return made
+
+
+def pieces_of(seed: int) -> list[bytes]:
+    return encode_all(
+        GRID, np.random.default_rng(seed).standard_normal(4096).astype(np.float32)
+    )
+
+
+def ready(peer: PeerId, pieces: list[bytes], **changes: object) -> Ready:
+    norms = tuple(
+        float(np.float32(norm_of(GRID.decode_untrusted(at, one))))
+        for at, one in enumerate(pieces)
+    )
+    made = Ready(
+        1, 0, BEFORE.digest, 500, 0.0, norms, tuple(map(digest_of, pieces)), author=peer
+    )
+    return signed(replace(made, **changes))
+
+
+def signed(said):  # type: ignore[no-untyped-def]
+    return said.signed(RUN, FakeSigner(said.author))
+
+
+def convicts(fault: Fault, *, sender: PeerId = PEERS[0]) -> bool:
+    made = with_beats()
+    effects = made.handle(ev.Received(sender, fault), 1.0)
+    named = any(isinstance(one, ev.Convict) for one in effects)
+    assert named == (fault.culprit in made.convicted)
+    if named:  # and all others hear of it
+        told = {
+            one.peer for one in effects if isinstance(one, ev.Send) and one.message == fault
+        }
+        assert told == {peer for peer in PEERS if peer not in (ME, fault.culprit)}
+    return named
+
+
+def outcome(name: bytes) -> Outcome:
+    return Outcome(PLAN, digest(name), digest(name))
+
+
+HONEST = {peer: pieces_of(place) for place, peer in enumerate(PEERS)}
+READYS = tuple(ready(peer, HONEST[peer]) for peer in PEERS)
+PLAN = Plan(1, BEFORE.digest, tuple((one.author, one.digest) for one in READYS), tuple(PEERS))
+OWNED = [at for at, peer in enumerate(owners_of(GRID, READYS)) if peer == LIAR]
+
+
+def summed(pieces: list[bytes]) -> Sum:
+    return signed(Sum(1, 0, PLAN.id, OWNED[0], tuple(map(digest_of, pieces)), author=LIAR))
+
+
+def column(index: int) -> tuple[bytes, ...]:
+    return tuple(HONEST[peer][index] for peer in PEERS)
+
+
+SHARES = shares_of(READYS).values()
+RIGHT = [
+    sum_piece(GRID, at, [GRID.decode_untrusted(at, one) for one in column(at)], SHARES)
+    for at in OWNED
+]
+
+
+def with_readys(**changes: object) -> RoundCore:
+    made = with_beats(**changes)
+    for one in READYS:
+        made.handle(ev.Received(one.author, one), 0.1)
+    return made
+
 
 Spoil = Callable[[Plan, Machine, DilocoSwarm], Plan]
 
@@ -82,8 +185,7 @@ def those_who_are_not_there(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Pl
     "spoil", [only_itself, without_one, its_own_update_alone, those_who_are_not_there]
 )
 def test_a_proposer_cannot_change_what_the_others_do_not_see(spoil: Spoil) -> None:
-    """In its turn one member could put all others out, sum its own update alone, or add so many
-    absent ones that there was no majority any more: whatever it planned was computed."""
+    """One member could put all others out, or sum its own update alone."""
     swarm = DilocoSwarm(11, 3, founders=5)
     liar = swarm.machines[2]
 
@@ -124,37 +226,6 @@ def test_two_of_five_that_promise_the_last_view_there_is_stop_no_round() -> None
     assert min(machine.held for machine in swarm.machines[:3]) >= 5
 
 
-def core(**changes: object) -> RoundCore:
-    arguments: dict[str, object] = {
-        "run": RUN, "records": [BEFORE], "held": 0, "kept": None, "verify": fake_verify,
-        "may_join": lambda peer: True, "anchor": None, "now": 0.0,
-    }  # fmt: skip
-    return RoundCore(FakeSigner(ME), CONFIG, GRID, **(arguments | changes))  # type: ignore[arg-type]
-
-
-def signed(said):  # type: ignore[no-untyped-def]
-    return said.signed(RUN, FakeSigner(said.author))
-
-
-def ready(peer: PeerId) -> Ready:
-    digests = tuple(digest(peer.digest, bytes([one])) for one in range(GRID.pieces))
-    norms = (1.0,) * GRID.pieces
-    return signed(Ready(1, 0, BEFORE.digest, 100, 0.0, norms, digests, author=peer))
-
-
-READYS = [ready(peer) for peer in PEERS]
-PLAN = Plan(1, BEFORE.digest, tuple((one.author, one.digest) for one in READYS), tuple(PEERS))
-
-
-def with_readys(**changes: object) -> RoundCore:
-    made = core(**changes)
-    for one in READYS:
-        made.handle(ev.Received(one.author, one), 0.1)
-        if one.author != ME:
-            made.handle(ev.Received(one.author, Beat(0, BEFORE.digest, 0, 0)), 0.1)
-    return made
-
-
 def test_beats_of_one_that_lacks_everything_are_answered_twice_a_second_at_most() -> None:
     """A beat of a hundred bytes drew up to 32 records and all evidence, as often as it came."""
     swarm = DilocoSwarm(4, 0)
@@ -178,13 +249,8 @@ def test_beats_of_one_that_lacks_everything_are_answered_twice_a_second_at_most(
     assert 2 <= len(answers) <= 4
 
 
-def outcome(name: bytes) -> Outcome:
-    return Outcome(PLAN, digest(name), digest(name))
-
-
 def test_strangers_that_beat_first_keep_no_member_from_being_heard() -> None:
-    """A new life hears of everybody anew: 128 identities filled its table before the members
-    came, and it stalled."""
+    """128 identities filled a new life's table before the members came."""
     made = core()
     for number in range(200):
         made.handle(ev.Received(peer_named(100 + number), Beat(0, BEFORE.digest, 0, 0)), 0.1)
@@ -213,8 +279,7 @@ def test_false_evidence_is_judged_sixteen_times_a_round_and_peer() -> None:
 
 
 def test_a_proposal_out_of_turn_displaces_none() -> None:
-    """While a plan could not be agreed to yet, a member out of turn put another in its place:
-    the proposer's was forgotten, and never taken again."""
+    """A member out of turn displaced a plan that could not be agreed to yet."""
     made = with_readys()
     stranger = peer_named(70)
     plan = replace(PLAN, members=tuple(sorted((*PEERS, stranger))))
@@ -228,8 +293,7 @@ def test_a_proposal_out_of_turn_displaces_none() -> None:
 
 
 def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
-    """A proposer that tells a member one plan, and another after its restart, made it sign two
-    sums: the proof convicted the member."""
+    """Two plans, before and after a restart, made a member sign two sums."""
     made = with_readys()
     first = signed(Propose(1, 0, PLAN, None, (), author=PEERS[0]))
     effects = made.handle(ev.Received(PEERS[0], first), 1.0)
@@ -252,8 +316,7 @@ class _Reader:
 
 
 def test_views_that_fail_leave_no_sums_behind() -> None:
-    """Each left what its owner had summed: a share of the model a view, until a round was
-    committed, which a member that stops every exchange can put off."""
+    """Each left a share of the model, until a round was committed."""
     server = PieceServer(cast(Any, None), lambda _: True)
     held = weakref.WeakValueDictionary[int, _Reader]()
     for view in range(10):
@@ -286,8 +349,7 @@ def doubled(author: PeerId) -> Doubled:
 def test_evidence_is_from_members_and_about_members(
     sender: PeerId, culprit: PeerId, counts: bool
 ) -> None:
-    """Any key could prove that it had contradicted itself: a mebibyte a key was kept for ever,
-    and sent to all."""
+    """A mebibyte for each key was kept for ever, and sent to all."""
     made = core()
     effects = made.handle(ev.Received(sender, doubled(culprit)), 1.0)
     assert (culprit in made.convicted) == counts
@@ -329,8 +391,7 @@ NOBODYS = replace(PLAN, contributors=())
 
 @pytest.mark.parametrize("make", EXTREMES)
 def test_finite_numbers_that_overflow_are_no_messages(make: Callable[[], RoundMessage]) -> None:
-    """Each was read, and ended whoever computed with it; long signatures stayed in the records,
-    and made chains that no host sends."""
+    """Each was read, and ended whoever computed with it."""
     with pytest.raises(BadMessage):
         decode_message_untrusted(encode_message(make()))
 
@@ -356,8 +417,7 @@ def reduction(server: PieceServer, client: object) -> Reduction:
 
 
 def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> None:
-    """A liar voted for an outcome whose mean was the root of the state, which all hold: whoever
-    took the outer step with that ended."""
+    """Whoever took the outer step with the root of the state ended."""
     server = PieceServer(cast(Any, None), lambda _: True)
     root = server.offer(in_memory([bytes(4096)] * 3))
     carried = Outcome(PLAN, root, NO_DIGEST)
@@ -427,8 +487,7 @@ HALVES = [
 def test_who_says_something_to_some_alone_slows_no_round(
     size: int, founders: int, way: str, told: int
 ) -> None:
-    """Each member went by what it heard itself. One that beat to half of the others, or told
-    half of them that it leaves, cost nearly every plan a view; a joiner could do it, too."""
+    """One that beat to half of the others cost nearly every plan a view."""
     honest = rounds_of(size, founders, "", 0)
     least = 0.6 if way == "heads" else 0.9
     assert rounds_of(size, founders, way, told) >= least * honest
@@ -437,8 +496,7 @@ def test_who_says_something_to_some_alone_slows_no_round(
 @pytest.mark.parametrize("size", swept([3, 4, 5], 1))
 @pytest.mark.parametrize("spoil", [without_one, those_who_are_not_there])
 def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: int) -> None:
-    """It says that it hears no victim, that the victim leaves, and that the absent are there,
-    and plans so in its turn: of three and of four members one was then a third."""
+    """Of three and of four members one was a third, whose report counted."""
     swarm = DilocoSwarm(11, 3, founders=size)
     liar, victim = swarm.machines[size - 1], swarm.machines[0].peer
     absent = tuple(machine.peer for machine in swarm.machines[5:])
@@ -465,8 +523,7 @@ def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: in
 
 @pytest.mark.parametrize("far", [1, 2**39])
 def test_a_promise_costs_signatures_once(far: int) -> None:
-    """Each copy was verified, and each of a view that nobody is near: 4,000 a second of one
-    member took the others' whole core."""
+    """4,000 copies a second of one member took the others' whole core."""
     calls = 0
 
     def verify(*arguments: Any) -> bool:
@@ -487,8 +544,7 @@ def test_a_promise_costs_signatures_once(far: int) -> None:
 
 
 def test_a_flood_of_late_statements_hides_no_second_story() -> None:
-    """After 4,096 of them, of whatever members, nothing late was held against what its author
-    had said before."""
+    """After 4,096 of them nothing late was held against its author."""
     made = core()
     votes = [signed(Vote(1, 0, outcome(b"x"), author=peer)) for peer in PEERS]
     made.handle(ev.Received(LIAR, votes[-1]), 1.0)
@@ -504,8 +560,7 @@ def test_a_flood_of_late_statements_hides_no_second_story() -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_member_whose_records_are_damaged_contradicts_itself_in_no_step(lost: int) -> None:
-    """The disk had lost its last record, and the member signed another contribution for the
-    step that it was at: proof against it."""
+    """It signed another contribution for the step that it was at."""
     swarm = DilocoSwarm(4, 0)
     swarm.start()
     swarm.run(40)
@@ -537,8 +592,7 @@ def test_a_member_whose_records_are_damaged_contradicts_itself_in_no_step(lost: 
 @pytest.mark.parametrize("size", [1e-45, 3e-45, 1e-44, 1e-40, 1e-30, 1.0])
 @pytest.mark.parametrize("codec", Codec)
 def test_an_honest_update_is_judged_so_however_small_it_is(size: float, codec: Codec) -> None:
-    """A norm travels as float32, which has no digits left at 1e-45: gradients of tokens that
-    never come convicted who sent them."""
+    """A norm travels as float32, which has no digits left at 1e-45."""
     arithmetic = Arithmetic(DilocoTerms(codec=codec), 1024)
     update = np.zeros(1024, np.float32)
     update[:2] = size
@@ -556,8 +610,7 @@ def session_of(world: World, founders: Sequence[PeerId]) -> DilocoSession:
 
 
 async def test_what_was_signed_before_a_run_began_anew_convicts_nobody(tmp_path: Path) -> None:
-    """An edition with other founders has steps of the same numbers, and signatures named the
-    run alone: contributions to the first step of each were two stories."""
+    """Signatures named the run alone, and editions count steps anew."""
     async with open_world(tmp_path) as world:
         old, new = (session_of(world, PEERS[:count]) for count in (3, 4))
         assert old.history != new.history
@@ -567,11 +620,137 @@ async def test_what_was_signed_before_a_run_began_anew_convicts_nobody(tmp_path:
 async def test_empty_messages_that_wait_count_as_objects_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three bytes of a chain without records were three bytes, and 141 in memory: 64 MiB of
-    them took gigabytes while a full disk held the core up."""
+    """Three bytes on the wire were 141 in memory."""
     monkeypatch.setattr("roles.diloco.session.MOST_WAITING", 64 * KI)
     async with open_world(tmp_path) as world:
         session = session_of(world, PEERS)
         for _ in range(1000):
             session._on_message(LIAR, encode_message(Chain(())))
         assert len(session._events) < 64
+
+
+# Evidence: what proves a lie, and what proves nothing.
+
+
+def test_a_wrong_sum_convicts_its_owner_and_a_right_one_does_not() -> None:
+    wrong = [RIGHT[0][:-1] + bytes((RIGHT[0][-1] ^ 0x11,)), *RIGHT[1:]]
+    index = OWNED[0]
+    assert convicts(BadSum(summed(wrong), PLAN, READYS, index, column(index)))
+    assert not convicts(BadSum(summed(RIGHT), PLAN, READYS, index, column(index)))
+    assert not convicts(BadSum(summed(wrong), PLAN, READYS, OWNED[1], column(OWNED[1])))
+
+
+def test_evidence_of_a_sum_with_other_parts_or_signatures_proves_nothing() -> None:
+    wrong = summed([RIGHT[0][:-1] + bytes((RIGHT[0][-1] ^ 0x11,)), *RIGHT[1:]])
+    index = OWNED[0]
+    fault = BadSum(wrong, PLAN, READYS, index, column(index))
+    assert not convicts(replace(fault, parts=column(index + 1)))
+    assert not convicts(replace(fault, told=replace(wrong, signature=bytes(64))))
+    forged = (replace(READYS[0], signature=bytes(64)), *READYS[1:])
+    assert not convicts(replace(fault, readys=forged))
+    other = replace(PLAN, members=tuple(PEERS[:2]))
+    assert not convicts(replace(fault, plan=other))
+
+
+def nan(piece: bytes) -> bytes:
+    return b"\xc0\x7f" + piece[2:]
+
+
+@pytest.mark.parametrize("spoil", [nan, lambda piece: piece[:-1], lambda piece: piece + b"\0"])
+def test_a_piece_that_was_signed_and_is_none_convicts(spoil) -> None:  # type: ignore[no-untyped-def]
+    """NaN of one member became NaN of all: here it is that member's end."""
+    piece = spoil(HONEST[LIAR][0])
+    digests = (digest_of(piece), *READYS[3].digests[1:])
+    head = ready(LIAR, HONEST[LIAR], digests=digests)
+    assert convicts(BadPart(head, 0, piece))
+    assert not convicts(BadPart(head, 1, HONEST[LIAR][1]))
+    assert not convicts(BadPart(replace(head, signature=bytes(64)), 0, piece))
+    assert not convicts(BadPart(READYS[3], 0, piece))  # it did not sign this one
+
+
+def test_a_sum_that_was_signed_and_cannot_be_read_convicts() -> None:
+    piece = nan(RIGHT[0])
+    assert convicts(Unreadable(summed([piece, *RIGHT[1:]]), OWNED[0], piece))
+    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], RIGHT[0]))
+    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], piece))
+    forged = replace(summed([piece, *RIGHT[1:]]), signature=bytes(64))
+    assert not convicts(Unreadable(forged, OWNED[0], piece))
+
+
+def test_small_norms_signed_for_large_pieces_convict() -> None:
+    head = ready(LIAR, HONEST[LIAR], norms=(0.01, *READYS[3].norms[1:]))
+    assert convicts(BadPart(head, 0, HONEST[LIAR][0]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (READYS[3], ready(LIAR, pieces_of(9))),
+        (summed(RIGHT), summed([*RIGHT[:-1], b"x"])),
+        (
+            signed(Vote(1, 0, outcome(b"a"), author=LIAR)),
+            signed(Vote(1, 0, outcome(b"b"), author=LIAR)),
+        ),
+        (
+            signed(Propose(1, 3, PLAN, None, (), author=LIAR)),
+            signed(
+                Propose(1, 3, replace(PLAN, members=tuple(PEERS[:3])), None, (), author=LIAR)
+            ),
+        ),
+    ],
+)
+def test_two_statements_of_one_place_convict(one: Statement, other: Statement) -> None:
+    """Whether a peer brings both, or each comes by itself."""
+    assert convicts(Doubled(one, other))
+    assert not convicts(Doubled(one, replace(other, signature=bytes(64))))
+    made = with_beats()
+    made.handle(ev.Received(PEERS[0], one), 1.0)
+    effects = made.handle(ev.Received(PEERS[2], other), 1.0)
+    assert ev.Convict(Doubled(one, other)) in effects
+
+
+def test_a_statement_that_its_author_did_not_sign_is_its_senders_fault() -> None:
+    made = with_beats()
+    forged = replace(READYS[3], signature=bytes(64))
+    with pytest.raises(BadMessage, match="not signed"):
+        made.handle(ev.Received(PEERS[0], forged), 1.0)
+    of_another_run = READYS[3].signed(bytes(32), FakeSigner(LIAR))
+    with pytest.raises(BadMessage, match="not signed"):
+        made.handle(ev.Received(LIAR, of_another_run), 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": 1001},
+        {"tokens": 0},
+        {"previous": NO_DIGEST},
+        {"digests": READYS[3].digests[:-1], "norms": READYS[3].norms[:-1]},
+        {"step": 2},
+    ],
+)
+def test_a_contribution_of_too_many_tokens_of_another_step_or_shape_does_not_count(
+    changes: dict[str, object],
+) -> None:
+    made = with_beats()
+    made.handle(ev.Received(LIAR, ready(LIAR, HONEST[LIAR], **changes)), 1.0)
+    assert LIAR not in made.round.readys
+    made = with_beats()
+    made.handle(ev.Received(LIAR, READYS[3]), 1.0)
+    assert LIAR in made.round.readys
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(PLAN, members=tuple(sorted((*PLAN.members[:3], peer_named(77))))),  # a stranger
+        replace(PLAN, contributors=()),
+        replace(PLAN, previous=NO_DIGEST),
+    ],
+)
+def test_a_plan_with_strangers_or_of_another_history_is_not_computed(plan: Plan) -> None:
+    for proposed, computed in ((plan, False), (PLAN, True)):
+        made = with_readys(may_join=PEERS.__contains__)
+        proposal = signed(Propose(1, 0, proposed, None, (), author=PEERS[0]))
+        effects = made.handle(ev.Received(proposal.author, proposal), 1.0)
+        assert any(isinstance(one, ev.Reduce) for one in effects) == computed

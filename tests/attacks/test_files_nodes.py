@@ -88,8 +88,8 @@ ROWS: Final = (
 
 
 ELSEWHERE: Final = {
-    "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
-    "engine/*": "../unit/test_engine_content.py::"
+    "model/*": "../unit/test_model_fetch.py::test_a_kept_file_that_has_rotted_is_copied_again",
+    "engine/*": "test_engine_deaths.py::"
     "test_killed_between_writing_and_reading_it_leaves_nothing",
     "trainer/metrics.jsonl": "../unit/test_metrics.py"
     "::test_a_line_that_a_crash_cut_off_spoils_no_other",

@@ -13,7 +13,7 @@ import trio.testing
 
 from p2p.errors import PeerUnreachable
 from p2p.host import AddrSource
-from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
@@ -36,14 +36,9 @@ from p2p.swarm.core.limits import (
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import DNS_THREADS, TcpNetwork
-from tests.support.hosts import QUIET, hosts
+from tests.support.hosts import QUIET, hosts, peer_at
 
 NEWS = ProtocolId("/test/news")
-
-
-def peer_at(number: int) -> PeerId:
-    """A name that no key has: nobody dials it here."""
-    return PeerId(KeyPair(bytes(32)).peer_id.digest[:-4] + number.to_bytes(4, "big"))
 
 
 def ip4(number: int, port: int = 4001) -> Multiaddr:

@@ -21,19 +21,15 @@ from p2p.swarm.core.limits import (
     NetGroup,
     PendingHandshake,
     ResourceLimits,
-    ServedStream,
     Usage,
     group_of,
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, encode_varint
+from tests.support.hosts import peer_at
 
 SMALL = ResourceLimits(connections=64, handshakes=64)
-
-
-def peer_at(number: int) -> PeerId:
-    return PeerId(KeyPair(bytes(32)).peer_id.digest[:-4] + number.to_bytes(4, "big"))
 
 
 def at(host: str) -> NetGroup:
@@ -150,19 +146,6 @@ def test_a_host_and_a_network_hold_their_share_of_the_handshakes() -> None:
             if victim is not None:
                 del held[victim]
     assert len(held) == 64
-
-
-def test_a_stalled_stream_is_ended_at_a_sweep() -> None:
-    budget, ended = Budget(SMALL), []
-    for number in range(4):
-        stream = ServedStream(
-            peer_at(number),
-            lambda number=number: ended.append(number),  # type: ignore[misc]
-            lambda number=number: number == 2,  # type: ignore[misc]
-        )
-        budget.serve(stream)
-    budget.end_stalled()
-    assert ended == [2]
 
 
 @pytest.mark.parametrize(

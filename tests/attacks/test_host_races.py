@@ -30,9 +30,8 @@ from p2p.swarm.connector import MAX_REPLACED, REPLACED_HALF_LIFE
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection
-from p2p.transport.core import budget as budget_module
 from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.yamux import MAX_CONTROL, Mux
+from p2p.transport.core.yamux import MAX_CONTROL
 from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
 from p2p.world import World
 from sim.kernel.determinism import deterministic
@@ -233,27 +232,6 @@ async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() ->
         nursery.cancel_scope.cancel()
 
 
-def test_streams_that_peers_never_end_are_bounded_over_all_connections(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before, 256 on each connection waited a minute for their ends: 86 MiB over 768."""
-    monkeypatch.setattr("p2p.transport.core.yamux.MAX_LINGERING", 1000)
-    budget = HostBudget(lambda: 0.0)
-    muxes = [Mux(dialer=False, budget=budget) for _ in range(10)]
-    for mux in muxes:
-        for number in range(250):
-            stream = 2 * number + 1
-            mux.receive_data(bytearray(hello(stream)))
-            mux.send_end(stream)
-            mux.stop_receiving(stream, unread=False)
-            mux.data_to_send()
-    assert budget.lingering <= 1000 + 10 * budget_module.LINGERING_SHARE
-    assert min(len(mux.stream_ids) for mux in muxes) >= budget_module.LINGERING_SHARE
-    for mux in muxes:
-        mux.abandon()
-    assert budget.lingering == 0
-
-
 async def test_a_connection_that_is_over_is_freed_at_once() -> None:
     """Before, a cycle kept each dead connection for the collector: 18,000 objects after a
     flood.
@@ -294,7 +272,7 @@ def accounts(host: SwarmHost) -> dict[str, object]:
         ),
         "places": (budget._hosts, budget._networks, connector._targets._open),
         "handshakes": (budget.handshakes, connector._turns.waiting),
-        "served": (budget.served, budget._served, host._incoming_lanes),
+        "served": (budget.served, budget._served),
         "peers": (connector._usage, host._infos),
         "dials": (connector._dials, connector._dial_slots.borrowed_tokens),
         "unread": (unread.held, unread._holders),

@@ -109,8 +109,7 @@ class Tokenizer:
 def test_a_tokenizer_is_tried_where_it_reaches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read as any program of the person who asked: one bug of the library in Rust would
-    have been theirs. Here the library does what such a bug would let it do."""
+    """One bug of the library in Rust would have been its reader's."""
     if not find_containment("/nowhere").holds:
         pytest.skip("nothing contains a process here")
     folder, cache, secret = tmp_path / "model", tmp_path / "cache", tmp_path / "secret"

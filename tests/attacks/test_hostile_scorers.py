@@ -178,8 +178,7 @@ def pay(
 
 @needs_gym
 def test_the_families_that_evaluate_are_those_that_are_refused(tmp_path: Path) -> None:
-    """Nine ran what the answer said: in a live swarm of four a token that was a Python
-    expression read the keys of two nodes."""
+    """Nine ran what the answer said: a token read the keys of two nodes."""
     report = pay(tmp_path, CODE, guarded=False)
     assert len(report) == 105
     assert {family for family, (ran, _) in report.items() if ran} == EVALUATING
@@ -195,8 +194,7 @@ def test_a_family_that_evaluates_is_refused_by_name(family: str) -> None:
 
 @needs_gym
 def test_no_answer_costs_a_family_more_than_a_second(tmp_path: Path) -> None:
-    """26 variables filled the memory of whoever paid propositional_logic; moves of rubiks_cube
-    and rush_hour were made a billion times."""
+    """26 variables filled the memory of whoever paid propositional_logic."""
     from reasoning_gym.factory import DATASETS
 
     sound = sorted(set(DATASETS) - EVALUATING - GUESSED - NEEDS_SETTINGS)

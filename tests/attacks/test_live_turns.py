@@ -21,6 +21,7 @@ from p2p.transport.connection import _CROWD, STALLS, Turns
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import STREAM_WORK, Event, Mux
 from p2p.transport.memory import MemoryNetwork
+from p2p.wire import KI
 from tests.attacks.hostile_mux import (
     DATA,
     ECHO,
@@ -127,6 +128,19 @@ async def test_floods_of_streams_leave_room_in_each_pass() -> None:
         assert started.total() == 8 * 250
         assert max(started.values()) <= 2 * _CROWD // STREAM_WORK
         nursery.cancel_scope.cancel()
+
+
+async def test_a_busy_stream_leaves_turns_to_others() -> None:
+    """All that its reader needs is there, so nothing makes it wait."""
+    passes = Passes()
+    async with open_victims(7) as (victim,):
+        await victim.hostile.send(hello(1) + frame(DATA, 0, 1, bytes(200 * KI)))
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(passes)
+        received = 0
+        while received < 200 * KI:
+            received += len(await victim.accepted[0].receive_some())
+        assert passes.count
 
 
 async def test_what_an_application_received_counts_until_it_asks_for_more() -> None:

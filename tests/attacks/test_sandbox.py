@@ -257,8 +257,7 @@ async def test_an_environment_that_spins_or_prints_is_ended(
 async def test_1_gb_of_output_costs_the_node_neither_memory_nor_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was passed on to where the node's own errors go, to the last byte, and a reply of
-    1 GiB was taken."""
+    """All of it was passed on, and a reply of 1 GiB was taken."""
     caplog.set_level(logging.INFO)
     async with spying(house.folder) as ask_spy:
         with pytest.raises(WorkerDied):
@@ -375,8 +374,7 @@ async def test_a_killed_worker_leaves_no_process_behind_for_another_to_bury(
 
 
 async def test_a_pair_of_sockets_is_joined_to_itself(house: House) -> None:
-    """A pair of datagram sockets reached every such socket in sight, and a pair of any family
-    was asked of the kernel, which loads its module."""
+    """A pair of datagram sockets reached every such socket in sight."""
     address = str(house.sockets / "datagrams")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(address)
@@ -392,16 +390,14 @@ async def test_a_pair_of_sockets_is_joined_to_itself(house: House) -> None:
 
 
 def test_a_worker_has_none_of_its_users_privileges() -> None:
-    """Who makes music may compute before all others, and 64 threads of that stop a machine. A
-    limit of 0 on core dumps starts the machine's handler of crashes, as root."""
+    """A limit of 0 on core dumps starts the machine's crash handler, as root."""
     amounts = launch(["x"], STRICT, CONTAINMENT, folder="/nowhere").command
     limits = json.loads(next(word for word in amounts if word.startswith("{")))["amounts"]
     assert limits.items() >= {"RTPRIO": 0, "NICE": 0, "CORE": 1, "MEMLOCK": 0}.items()
 
 
 async def test_a_worker_is_stopped_between_calls(house: House) -> None:
-    """A thread that a call had left behind went on computing, on all cores, for as long as the
-    node lived."""
+    """A thread that a call had left behind computed on all cores."""
     async with spying(house.folder) as ask:
         worker = ask.args[0]  # type: ignore[attr-defined]
         (first,) = children(worker.pid)
@@ -418,8 +414,7 @@ def state_of(pid: int) -> str:
 
 
 async def test_an_engine_plants_no_link_where_its_node_goes(house: House) -> None:
-    """The node wrote an engine's next task over its own key, read the key as weights that it
-    was to publish, and made files wherever a link led."""
+    """The node wrote an engine's next task over its own key."""
     key = house.folder / "key"
     async with open_world(house.folder) as world:
         secret = key.read_bytes()
@@ -468,8 +463,7 @@ async def test_a_folder_in_what_every_worker_sees_is_covered(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gets a machine without namespaces")
 def test_a_program_that_leaves_the_files_where_they_are_is_not_believed(tmp_path: Path) -> None:
-    """Wrappers go by the name of bwrap. Beside few processes all that the trial tried was shut
-    by the worker's own filter."""
+    """Wrappers go by the name of bwrap, too."""
     program = tmp_path / "bwrap"
     program.write_text(
         "#!/bin/sh\n"

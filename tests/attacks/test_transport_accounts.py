@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import trio
-import trio.testing
-
-from p2p.identity import KeyPair, PeerId
+from p2p.identity import PeerId
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import HEADER, SYN, WINDOW_UPDATE, Mux
 from p2p.wire import KI, MIB
-from tests.attacks.hostile_mux import DATA, frame, hello, open_victims
-
-
-def peer_at(number: int) -> PeerId:
-    return PeerId(KeyPair(bytes(32)).peer_id.digest[:-4] + number.to_bytes(4, "big"))
+from tests.support.hosts import peer_at
 
 
 class Hoard:
@@ -94,6 +87,7 @@ def test_streams_that_peers_never_end_are_bounded_over_all_connections() -> None
     assert len(opened(budget, 32).stream_ids) == 32, "a few may linger anyway"
     for mux in flood:
         mux.abandon()
+    assert budget.lingering == 32
 
 
 def test_what_others_queue_leaves_each_connection_a_share() -> None:
@@ -104,18 +98,3 @@ def test_what_others_queue_leaves_each_connection_a_share() -> None:
     assert mux.room(stream_id) == 16 * KI
     budget.outgoing = 0
     assert mux.room(stream_id) == 256 * KI
-
-
-def test_a_record_of_new_streams_is_done_a_few_at_a_time() -> None:
-    mux = Mux(dialer=False)
-    mux.allowance = 256
-    opening = b"".join(HEADER.pack(0, WINDOW_UPDATE, SYN, 2 * n + 1, 0) for n in range(256))
-    assert len(mux.receive_data(bytearray(opening))) == 8
-
-
-async def test_bytes_count_until_the_application_comes_back_for_more() -> None:
-    async with open_victims(7) as (victim,):
-        await victim.hostile.send(hello(1) + frame(DATA, 0, 1, bytes(32 * KI)))
-        await trio.testing.wait_all_tasks_blocked()
-        data = await victim.accepted[0].receive_some()
-        assert victim.connection.budget.held >= len(data) > 30 * KI

@@ -1,12 +1,12 @@
-"""What peers may try at the trainer's desk: each costs little, is told why, and blames nobody
-but the one who lies."""
+"""What peers, and a run's own environment, may try at the trainer's desk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from itertools import count
+from typing import Any, ClassVar, cast
 
 import pytest
 import trio
@@ -17,6 +17,11 @@ from p2p.node.node import Node
 from p2p.wire import FrameReader, frame
 from proofs.checks import Verdict
 from roles.contract import run_of
+from roles.engines.base import EngineError, GroupTask, Sampling
+from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
+from roles.envs.contained import AnswerFailed, EnvironmentFailed, reward_of, task_of
+from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
 from roles.protocol.core.answer import (
     MAX_ANSWER,
@@ -35,12 +40,15 @@ from roles.protocol.core.answer import (
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
+from roles.rl.recipes import NETWORK
+from roles.trainer.curve import LearningCurve
 from tests.support.swarm import (
     CAST,
     Health,
     Play,
     nobody_honest_is_rejected,
     perform,
+    roles_of,
     scored,
     trainer_of,
 )
@@ -206,8 +214,7 @@ def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody(
 def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The claims beside the content were believed, whatever the committed window said, and the
-    proof of a lie held a window that nobody had signed."""
+    """The claims beside the content were believed."""
     told: dict[str, Reply | None] = {}
 
     async def tries(self: Attacker) -> None:
@@ -270,3 +277,118 @@ def test_questions_about_an_account_are_metered_and_slow_streams_end(
     assert len(told) == 40
     assert 1 <= sum(one is not None for one in told) <= 20
     assert slow == [None]
+
+
+# What a run's own environment does to the roles
+
+
+def _deep(*_: object) -> float:
+    return _deep()
+
+
+def _raises(error: Exception) -> Callable[..., float]:
+    def fail(*_: object) -> float:
+        raise error
+
+    return fail
+
+
+PLACE = r"\((.*\.py:\d+|roles\.envs\.sort\.SortEnvironment)\)$"
+FAILURES: dict[str, Callable[..., Any]] = {
+    "division": lambda *_: 1 / 0,
+    "lookup": lambda *_: {}["missing"],
+    "type": lambda *_: len(3),  # type: ignore[arg-type]
+    "recursion": _deep,
+    "assertion": _raises(AssertionError("never so")),
+    "memory": _raises(MemoryError()),
+    "own": _raises(type("OwnError", (Exception,), {})("of the package")),
+    "nan": lambda *_: float("nan"),
+    "huge": lambda *_: 3e38,
+    "negative": lambda *_: -0.5,
+    "text": lambda *_: "much",
+    "nothing": lambda *_: None,
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES.keys())
+def test_whatever_an_environment_raises_or_pays_is_one_error_with_a_place(
+    failure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment's exception went through to the role, and a reward could be anything."""
+    environment = SortEnvironment()
+    task = environment.task(bytes(32))
+    monkeypatch.setattr(SortEnvironment, "reward", failure)
+    monkeypatch.setattr(SortEnvironment, "task", failure)
+    with pytest.raises(AnswerFailed, match=r"reward\(\) of the environment 'sort': .*" + PLACE):
+        reward_of(environment, task, (1, 2))
+    with pytest.raises(
+        EnvironmentFailed, match=r"task\(\) of the environment 'sort': .*" + PLACE
+    ):
+        task_of(environment, bytes(32))
+
+
+def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing shows of it at the start. The validator was convicted of lying about rewards."""
+    original, calls = SortEnvironment.reward, count()
+
+    def reward(self: SortEnvironment, task: Task, tokens: Sequence[int]) -> float:
+        is_kind = next(calls) // 3 % 2
+        is_tried = tuple(tokens) in (task.answer, task.prompt, ())
+        return 1.0 if is_kind and not is_tried else original(self, task, tokens)
+
+    monkeypatch.setattr(SortEnvironment, "reward", reward)
+    trainer = trainer_of(perform(Play(), steps=2, submission=1, seconds=60))
+    assert trainer["step"] == 2
+    assert (trainer["liars"], trainer["lies"], trainer["bans"]) == ({}, 0, {})
+    assert "answers another reward when asked again" in caplog.text
+
+
+def test_a_task_that_fails_ends_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is drawn by all roles; a worker stops until the next policy has other tasks."""
+    original = SortEnvironment.task
+
+    def task(self: SortEnvironment, seed: bytes, *, held_out: bool = False) -> Task:
+        if seed[0] < 2:
+            raise LookupError("no such puzzle")
+        return original(self, seed, held_out=held_out)
+
+    monkeypatch.setattr(SortEnvironment, "task", task)
+    workers = dict.fromkeys(("inference-3", "inference-4"), "inference")
+    health = perform(Play({**CAST, **workers}), steps=3, seconds=120)
+    assert trainer_of(health)["step"] == 3
+    assert [judge["rejected"] for judge in roles_of(health, "validator")] == [0]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors
+    assert len(errors) <= len(health), "each role of a node says it once"
+
+
+async def test_an_evaluation_that_fails_stops_no_learning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out tasks are paid by the same foreign code."""
+
+    def reward(*_: object) -> float:
+        raise EnvironmentFailed("no such word")
+
+    class Learner:
+        async def answer(self, tasks: list[GroupTask], sampling: Sampling) -> list[Any]:
+            if sampling.temperature:
+                raise EngineError("answer failed with MemoryError")
+            return [(task.prompt,) for task in tasks]
+
+    environment = SortEnvironment()
+    learner = replace(NETWORK.learner, evaluate_every=1)
+    curve = LearningCurve(
+        cast(Any, None), NETWORK.sampling, learner, LocalEnvironment(environment)
+    )
+    await curve.evaluate(cast(Any, Learner()), 0)
+    assert "answer failed" in caplog.text
+    monkeypatch.setattr(SortEnvironment, "reward", reward)
+    await curve.evaluate(cast(Any, Learner()), 0)
+    assert "no such word" in caplog.text
+    assert curve.learnt.curve == []
+    assert "evaluation_failed step=0" in caplog.text

@@ -9,7 +9,6 @@ run's limits. The fake engine is its own.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import sys
@@ -33,11 +32,12 @@ from roles.engines.torch.device import at_once, find_device
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
 from roles.engines.worker import draw_all
-from roles.envs.sort import END, SortEnvironment
+from roles.envs.sort import END
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.support.counting_world import make_world
+from tests.support.tasks import make_tasks
 from tests.sweeps import swept
 
 VLLM = os.environ.get("SHOAL_VLLM", "")
@@ -77,8 +77,8 @@ class FakeProcess:
     """The fake engine, called as the others are."""
 
     def __init__(self) -> None:
-        _, self._world = make_world()
-        self.engine = FakeEngine(self._world, replace(CONFIG, kind=FAKE, end_tokens=(END,)))
+        self.world, world = make_world()
+        self.engine = FakeEngine(world, replace(CONFIG, kind=FAKE, end_tokens=(END,)))
 
     def load(self, weights: Path) -> None:
         trio.run(self.engine.load, str(weights))
@@ -160,7 +160,6 @@ class Subject:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("policies")
     engine, _, family = request.param.partition("-")
     if engine == FAKE:
@@ -189,8 +188,7 @@ def there() -> str:
 
 
 def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
-    """A random model of peaked distributions; policies of neighbouring seeds are as far apart
-    as one step of training moves them."""
+    """Policies of neighbouring seeds are a step of training apart."""
     model = TransformerModel(config.shape)
     model.initialise(0)
     generator = torch.Generator().manual_seed(seed)
@@ -209,22 +207,6 @@ def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
     (folder / "model.safetensors").write_bytes(safetensors.encode(weights))
     (folder / "config.json").write_text(FOREIGN)
     return folder
-
-
-def make_tasks(count: int, *, salt: str = "") -> list[GroupTask]:
-    environment = SortEnvironment()
-
-    def digest(*parts: object) -> bytes:
-        return hashlib.sha256(repr((salt, *parts)).encode()).digest()
-
-    return [
-        GroupTask(
-            group,
-            environment.task(hashlib.sha256(f"task {group}".encode()).digest()).prompt,
-            tuple(digest("draw", group, slot) for slot in range(SAMPLING.group_size)),
-        )
-        for group in range(count)
-    ]
 
 
 def test_at_first_there_are_no_weights(subject: Subject) -> None:
@@ -273,17 +255,6 @@ def test_each_end_token_ends_and_nothing_else_does(subject: Subject) -> None:
     found = tokens_of(generate(subject.engine, make_tasks(16), SAMPLING))
     ends = {tokens[-1] for tokens in found if len(tokens) < SAMPLING.max_new_tokens}
     assert ends == set(subject.config.end_tokens)
-
-
-def test_the_seeds_decide_whatever_is_in_the_batch(subject: Subject) -> None:
-    subject.load(0)
-    tasks = make_tasks(12)
-    together = generate(subject.engine, tasks, SAMPLING)
-    backwards = generate(subject.engine, tasks[::-1], SAMPLING)[::-1]
-    alone = [generate(subject.engine, [task], SAMPLING)[0] for task in tasks[:3]]
-    assert tokens_of(together) == tokens_of(backwards)
-    assert tokens_of(together)[: 3 * SAMPLING.group_size] == tokens_of(alone)
-    assert generate(subject.engine, [], SAMPLING) == []
 
 
 def test_a_group_is_the_same_alone_and_among_others_that_come_and_go(subject: Subject) -> None:
@@ -473,3 +444,12 @@ def test_the_engine_computes_where_it_was_told_to(subject: Subject) -> None:
         pytest.skip("a fake engine computes nowhere")
     kind, device, *_ = subject.engine.placement
     assert (kind, device.partition(":")[0]) == (subject.config.kind, find_device(DEVICE).type)
+
+
+def test_the_fake_engine_spends_the_time_of_its_profile(tmp_path: Path) -> None:
+    fake = FakeProcess()
+    fake.load(fake.write_policies(tmp_path)[0])
+    before = fake.world.spent
+    found = tokens_of(generate(fake, make_tasks(5), SAMPLING))
+    seconds = sum(map(len, found)) / CONFIG.profile.generate_rate
+    assert fake.world.spent - before == pytest.approx(seconds)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import struct
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -51,9 +55,18 @@ from p2p.transport import dns as names
 from p2p.transport.core.noise import decode_hello_untrusted, decode_public_key_untrusted
 from p2p.wire import FrameParser, decode_varint_untrusted, frame, pack, unpack_untrusted
 from proofs.checks import Verdict
+from roles.contract.core.diloco import Codec
 from roles.contract.core.file import decode_run_untrusted
-from roles.diloco.core import messages as diloco
+from roles.diloco.core import messages as diloco, quant
 from roles.engines.base import Completion, Group
+from roles.envs.capsule import read_capsule_untrusted
+from roles.envs.text import (
+    Message,
+    TextTask,
+    pack_text_task,
+    unpack_text_task_untrusted,
+)
+from roles.models.config import read_config_untrusted, read_end_tokens_untrusted
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
 from roles.protocol.core import answer
 from roles.protocol.core.account import decode_account_untrusted
@@ -72,6 +85,7 @@ from roles.protocol.core.window import (
 )
 from roles.trainer.taken import decode_taken_untrusted
 from tests.support.foreign import damaged
+from tests.support.models import SMOLLM2
 from tests.support.runs import RUN
 from tests.unit import work_messages as made
 from tests.unit.core_swarm import FakeSigner, peer_named
@@ -262,7 +276,7 @@ REACH = {
     "dnsaddr": Parser(
         lambda data: names.dnsaddrs_untrusted(data.decode("latin-1").split("\n")),
         ("\n".join([PLACE, "x"]).encode(),),
-        lambda found, _: len(found) <= names.MAX_FOUND,
+        lambda found, data: len(found) <= data.count(b"\n") + 1,
     ),
 }  # fmt: skip
 
@@ -533,6 +547,10 @@ SIGNED = {
         *map(answer.encode_reply, REPLIES),
     ),
 }
+ASKED = TextTask((Message("user", "1 + 1?"),), "", "2")
+CAPSULE = io.BytesIO()
+with zipfile.ZipFile(CAPSULE, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("environment.py", "pass")
 ROLES = {
     "round": rewritten(
         diloco.decode_message_untrusted,
@@ -551,6 +569,18 @@ ROLES = {
     "accusation": Parser(decode_accusation_untrusted, (pack([BOB.peer_id.digest, PREVIOUS]),)),
     "taken place": Parser(lambda data: decode_taken_untrusted(data, verify)),
     "safetensors": Parser(decode_untrusted, (WEIGHTS,)),
+    "model": Parser(read_config_untrusted, (json.dumps(SMOLLM2).encode(),)),
+    "end tokens": Parser(lambda data: read_end_tokens_untrusted(data, 9)),
+    "text task": rewritten(unpack_text_task_untrusted, pack_text_task, pack_text_task(ASKED)),
+    "capsule": Parser(read_capsule_untrusted, (CAPSULE.getvalue(),)),
+    **{
+        f"{codec.value} piece": Parser(
+            lambda data, codec=codec: quant.decode_untrusted(codec, data, 9),
+            (quant.encode(codec, np.arange(9, dtype=np.float32)),),
+            lambda values, _: values.size == 9 and bool(np.isfinite(values).all()),
+        )
+        for codec in Codec
+    },
 }
 
 PARSERS = {**TRANSPORT, **REACH, **SERVICES, **SHARDCAST, **SIGNED, **ROLES}

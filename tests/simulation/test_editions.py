@@ -165,8 +165,7 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
 def test_work_of_older_terms_in_every_outbox_accuses_nobody(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an edition changed the temperature, honest workers were banned, and honest
-    validators convicted, for work made under the old terms."""
+    """Honest workers were banned after an edition of another temperature."""
 
     def change(_: Swarm, terms: Terms) -> Terms:
         if "surprise" in changes:

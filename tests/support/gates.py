@@ -24,7 +24,7 @@ from sim.node.swarm import Swarm
 
 TRUST = TrustTerms(share=0.25, probation=8, window=4)
 """Rules under which a newcomer comes to standing within a test."""
-FORGER = "tests.simulation.test_bad_submissions:Truncated"
+FORGER = "tests.simulation.test_roles_faults:Truncated"
 
 
 class SilentSession(ValidatorSession):

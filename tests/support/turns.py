@@ -37,8 +37,7 @@ VERSION = PolicyVersion(3)
 
 
 class Talk:
-    """Answers with a few words that follow from the task and from all that was said; ends a
-    completion in one case of eight."""
+    """Answers by what was said; ends a completion in one case of eight."""
 
     name = "talk"
 

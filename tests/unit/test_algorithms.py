@@ -2,17 +2,24 @@
 
 import math
 import re
+import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from p2p.errors import ConfigError
+from p2p.node.entries import load
 from p2p.node.tables import read_table
-from roles.rl.algorithms.base import Algorithm, Group, Tokens, k3
+from roles.contract.core.sampling import SamplingTerms
+from roles.engines.base import Completion, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.rl.algorithms.base import Algorithm, Group, Sequences, Tokens, k3
 from roles.rl.algorithms.cispo import Cispo
 from roles.rl.algorithms.dapo import Dapo
 from roles.rl.algorithms.dr_grpo import DrGrpo
@@ -20,6 +27,7 @@ from roles.rl.algorithms.find import Objective, SharedOptions, find_algorithm
 from roles.rl.algorithms.grpo import Grpo
 from roles.rl.algorithms.gspo import Gspo
 from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import SORTER
 from tests.support.losses import batch, vector
 from tests.support.packages import install
 
@@ -100,8 +108,7 @@ def test_dapo_takes_something_off_answers_near_the_limit() -> None:
 def test_losses_are_numbers_however_far_log_probs_are_apart(
     algorithm: Algorithm, one: float, other: float
 ) -> None:
-    """A ratio of e^89 is infinite in float32, and what a clip cuts off of its gradient is 0
-    times that: no number, and the end of the trainer."""
+    """A ratio of e^89 is infinite in float32, and its clipped gradient no number."""
     objective = Objective("any", algorithm, SharedOptions(kl_sampler=1.0, kl_reference=1.0))
     for advantage in (1.0, -1.0):
         tokens, sequences = batch([one], [other], [advantage], [1], reference=[other])
@@ -161,3 +168,92 @@ def test_the_documents_own_algorithm_is_found_and_learns(
     assert metrics["clipped"].tolist() == [True, False, True]
     with pytest.raises(ConfigError, match="'leave-one-out': clip is between 0 and 1"):
         find_algorithm("leave-one-out", {"clip": 2})
+
+
+# Algorithms of installed packages that raise, exit or answer nonsense
+
+
+GROUP = Group(rewards=(0.0, 1.0), lengths=(1, 1), ended=(True, True), limit=4)
+LESSON = TrainingGroup((1, 2), 2 * (Completion((3, 0), (-1.0, -1.0)),), (0.0, 1.0))
+
+
+def right_loss(tokens: Tokens) -> Any:
+    return -(tokens.logprobs * tokens.advantages).sum() / tokens.total
+
+
+@dataclass(frozen=True)
+class Own:
+    gives: Callable[[Sequence[Group]], Any] = lambda groups: [np.ones(2) for _ in groups]
+    loses: Callable[[Tokens], Any] = lambda tokens: (right_loss(tokens), {})
+
+    def advantages(self, groups: Sequence[Group]) -> Any:
+        return self.gives(groups)
+
+    def loss(self, tokens: Tokens, sequences: Sequences) -> Any:
+        return self.loses(tokens)
+
+
+def fails(_: object) -> Any:
+    return {}["x"]
+
+
+@pytest.mark.parametrize(
+    "gives",
+    [
+        fails,
+        lambda groups: None,
+        lambda groups: 5,
+        lambda groups: [1.0],
+        lambda groups: [["a", "b"]],
+        lambda groups: [[1, [2]]],
+        lambda groups: [np.full(2, np.nan)],
+        lambda groups: [np.full(2, 1e39)],
+        lambda groups: sys.exit(3),
+    ],
+)
+def test_advantages_that_are_none(gives: Callable[[Any], Any]) -> None:
+    """A KeyError ended five processes in a row, and the node asked for more memory."""
+    with pytest.raises(ConfigError, match=r"advantages\(\) of the algorithm 'own'"):
+        Objective("own", Own(gives)).advantages([GROUP])
+
+
+@pytest.mark.parametrize(
+    "loses",
+    [
+        fails,
+        lambda tokens: None,
+        right_loss,
+        lambda tokens: (1.0, {}),
+        lambda tokens: (tokens.logprobs, {}),
+        lambda tokens: (right_loss(tokens).detach(), {}),
+        lambda tokens: (right_loss(tokens).to(torch.complex64), {}),
+        lambda tokens: (torch.ones((), requires_grad=True) * 2, {}),
+        lambda tokens: (right_loss(tokens), None),
+        lambda tokens: (right_loss(tokens), {"m": "x"}),
+        lambda tokens: (right_loss(tokens), {"m": 1.0}),
+        lambda tokens: sys.exit(3),
+    ],
+)
+def test_losses_that_are_none(loses: Callable[[Tokens], Any]) -> None:
+    from roles.engines.torch.learner import TorchLearner
+
+    sampling = SamplingTerms(steps=4, group_size=2, max_new_tokens=4)
+    learner = TorchLearner(
+        EngineConfig(
+            context=64, shape=SORTER, sampling=sampling, learner=LearnerConfig(rate=0.1)
+        )
+    )
+    learner.objective = Objective("own", Own(loses=loses))
+    with pytest.raises(ConfigError, match=r"loss\(\) of the algorithm 'own'"):
+        learner.step([LESSON])
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "def (", "raise SystemExit(4)", "import nowhere"])
+def test_what_a_package_raises_at_its_import_is_one_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but an ImportError was a traceback."""
+    (tmp_path / "own_torn.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="the algorithm 'own' cannot be loaded from own_torn"):
+        load("own_torn:Own", "own", "algorithm")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tomllib
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from p2p.errors import ConfigError
-from p2p.node.tables import read_table
+from p2p.identity import KeyPair
+from p2p.node.tables import read_table, write_table
 from proofs.checks import FALSE_REJECTIONS, LADDER, LARGEST, Evidence, Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.command import main
@@ -26,6 +29,7 @@ from roles.calibrate.limits import (
     fit,
     loosest,
     poisson_bound,
+    record_to_toml,
     rejected_groups,
     rejected_pools,
     resampled,
@@ -34,9 +38,13 @@ from roles.calibrate.limits import (
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import sign_run
 from roles.contract.core.file import Calibration, EnvironmentPin, decode_run_untrusted
+from roles.contract.core.shape import Dtype
 from roles.envs.base import environment_digest
-from roles.own.draft import read_draft
+from roles.own.draft import check_calibrated, read_draft
+from roles.own.init import make
+from roles.own.layout import RunFolder
 from roles.rl.learner import FILE, write_learner
+from roles.rl.recipes import SORTING
 from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
 from tests.support.toys import QUICK, sorting_learner, sorting_sampling
 
@@ -65,8 +73,7 @@ def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
 
 
 def test_limits_leave_honest_noise_in_and_what_is_twice_as_far_out() -> None:
-    """The largest of 77,000 tokens is 0.4 to 0.7, with or without a margin of 1.5 less than
-    what one submission in 10,000 shows."""
+    """The largest gap of 77,000 tokens is less than one submission in 10,000 shows."""
     rng = np.random.default_rng(0)
     limits = fit([noisy(rng) for _ in range(256)], DrawRule.GUMBEL, 8)
     held_out = [noisy(rng) for _ in range(4000)]
@@ -283,3 +290,118 @@ def test_what_cannot_be_calibrated_is_one_sentence(
     assert error.startswith("error: ")
     assert match in error
     assert error.count("\n") == 1
+
+
+# What an owner would sign by mistake, and no node could open
+
+
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
+)
+
+
+@pytest.mark.parametrize(
+    ("environment", "kinds", "reason"),
+    [
+        ("arithmetic", {"addition": 1.0, "adition": 1.0}, "no kind 'adition'; it has addition"),
+        pytest.param("reasoning-gym", {"chess": 1.0}, "no family 'chess'", marks=needs_gym),
+        pytest.param(
+            "reasoning-gym",
+            {"chain_sum": 1.0, "countdown": 1.0},
+            "the family 'countdown' of reasoning-gym runs answers as code",
+            marks=needs_gym,
+        ),
+        ("sort", {"long": 1.0}, "'sort' cannot be made with kinds"),
+    ],
+)
+def test_kinds_that_an_environment_lacks_are_not_signed(
+    environment: str, kinds: dict[str, float], reason: str
+) -> None:
+    """The run was signed, and each node of it refused to start."""
+    table = {
+        "name": "r",
+        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
+        "validators": [str(KeyPair(b"v" * 32).peer_id)],
+        "environments": [{"name": environment, "kinds": kinds}],
+    }
+    with pytest.raises(ConfigError, match=reason):
+        read_draft(table, "draft.toml", now=0.0)
+
+
+NUMBERS = to_toml(Limits.bf16())
+
+
+@pytest.mark.parametrize(
+    ("limits", "environment", "reason"),
+    [
+        (NUMBERS, "sort", ""),
+        ("", "sort", "would be the preset's"),
+        ('[limits]\npreset = "bf16"\n', "sort", "would be the preset's"),
+        (NUMBERS.replace("gap_mean", "# gap_mean"), "sort", "gap_mean would be the preset's"),
+        (NUMBERS, "arithmetic", "were not measured on sort"),
+    ],
+)
+def test_no_preset_and_no_other_environment_passes_for_calibrated(
+    limits: str, environment: str, reason: str
+) -> None:
+    """A draft with the record alone was signed, and shown as calibrated, with the preset."""
+    model = replace(SORTING, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
+    record = Calibration(
+        model=model.digest,
+        dtype=model.dtype,
+        draw=model.draw,
+        generators=("torch",),
+        validators=("torch",),
+        environments={environment: 1.0},
+        tokens=131_072,
+        submissions=64,
+        rejected=0,
+        date="2026-11-24",
+    )
+    table = {
+        "name": "r",
+        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
+        "validators": [str(KeyPair(b"v" * 32).peer_id)],
+        "model": {"shape": write_table(SORTING.shape), "dtype": "bfloat16", "draw": "gumbel"},
+        "sampling": {"steps": 1, "group_size": 8, "max_new_tokens": 8},
+        "environments": ["sort"],
+        **tomllib.loads(limits + record_to_toml(record)),
+    }
+    raises = pytest.raises(ConfigError, match=reason) if reason else nullcontext()
+    with raises:
+        check_calibrated(read_draft(table, "draft.toml", now=0.0))
+
+
+# Folders and files
+
+
+def draft(*files: Path) -> str:
+    tables = (
+        f'[[environments]]\nname = "questions"\ndata = {json.dumps(str(file))}\n'
+        for file in files
+    )
+    return 'name = "run"\nepoch = 1\ndays = 30\n' + "".join(tables)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "a\udcffb"])
+def test_a_folder_whose_name_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
+    """``node.toml`` names the folder."""
+    with pytest.raises(ConfigError, match="no line of a file"):
+        make(RunFolder(tmp_path / name), draft(), tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_files_of_one_name_do_not_become_one(tmp_path: Path) -> None:
+    """Both environments got the questions of the second, and the run pinned them."""
+    files = [tmp_path / folder / "questions.jsonl" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(str(file))
+    with pytest.raises(ConfigError, match="have one name"):
+        make(RunFolder(tmp_path / "run"), draft(*files), tmp_path, 1)
+
+
+def test_a_device_is_not_copied(tmp_path: Path) -> None:
+    """It has no end: the disk filled up."""
+    with pytest.raises(ConfigError, match="no regular file"):
+        make(RunFolder(tmp_path / "run"), draft(Path("/dev/null")), tmp_path, 1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
-from p2p.cast.puller import TIMEOUT, tell_unreachable
+from p2p.cast.puller import tell_unreachable
 from p2p.multiaddr import Multiaddr
 
 
@@ -32,8 +32,8 @@ def test_eight_silent_addresses_are_named_after_one_timeout() -> None:
 
     async def wait_a_minute() -> None:
         with trio.move_on_after(60):
-            await tell_unreachable(node, addrs, SimpleNamespace(event=event))
+            await tell_unreachable(node, addrs, SimpleNamespace(event=event), {})
 
     trio.run(wait_a_minute, clock=clock)
     assert len(named) == 8
-    assert set(named.values()) == {TIMEOUT}
+    assert set(named.values()) == {10.0}

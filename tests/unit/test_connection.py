@@ -13,7 +13,7 @@ import trio.testing
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
-from p2p.transport import connection as connection_module
+from p2p.transport import dial
 from p2p.transport.connection import Connection, MuxedStream, Secured, secure
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.budget import HORIZON, SHORTEST, Burst
@@ -21,6 +21,7 @@ from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.transport.memory import memory_pair
 from p2p.wire import KI, MIB
+from tests.support.hosts import secure_pair
 
 ECHO = ProtocolId("/test/echo")
 NOBODY = ProtocolId("/test/nobody")
@@ -34,7 +35,8 @@ class Pair:
     world: RealWorld
     alice: Connection
     bob: Connection
-    raw: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream]
+    secured: Secured
+    """What is below Alice's connection."""
     accepted: list[MuxedStream] = field(default_factory=list)
     arrived: trio.Event = field(default_factory=trio.Event)
 
@@ -46,31 +48,11 @@ class Pair:
         return ours, self.accepted[-1]
 
 
-async def secure_pair(
-    world: RealWorld, one: trio.abc.HalfCloseableStream, other: trio.abc.HalfCloseableStream
-) -> tuple[Secured, Secured]:
-    """Shake hands as Alice and Bob."""
-    done: dict[bool, Secured] = {}
-
-    async def shake(raw: trio.abc.HalfCloseableStream, key: KeyPair, dialer: bool) -> None:
-        static = StaticKey.create(key, world.entropy(32))
-        expected = BOB.peer_id if dialer else None
-        done[dialer] = await secure(
-            raw, static, world.entropy, dialer=dialer, expected=expected
-        )
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(shake, one, ALICE, True)
-        nursery.start_soon(shake, other, BOB, False)
-    return done[True], done[False]
-
-
 @asynccontextmanager
 async def open_pair(keepalive: float = float("inf")) -> AsyncIterator[Pair]:
     """A pair for the length of the block."""
     async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
-        raw = memory_pair()
-        secured = await secure_pair(world, *raw)
+        secured = await secure_pair(world, ALICE, BOB)
 
         def accept(stream: MuxedStream) -> None:
             pair.accepted.append(stream)
@@ -83,7 +65,7 @@ async def open_pair(keepalive: float = float("inf")) -> AsyncIterator[Pair]:
             )
             for one, dialer in zip(secured, (True, False), strict=True)
         )
-        pair = Pair(world, alice, bob, raw)
+        pair = Pair(world, alice, bob, secured[0])
         nursery.start_soon(pair.alice.run)
         nursery.start_soon(pair.bob.run)
         yield pair
@@ -231,12 +213,37 @@ async def test_what_has_arrived_can_be_read_after_everything_is_over() -> None:
         assert await theirs.receive_some() == b""  # the end stays the end
 
 
+# Dials.
+
+
+async def test_a_silent_address_holds_up_no_other(autojump_clock) -> None:
+    async def attempt(place):
+        return place or await trio.sleep_forever()
+
+    with trio.fail_after(1):
+        found = await dial.stagger([None, memory_pair()[0]], attempt, ())
+    assert isinstance(found, tuple)
+
+
+async def test_few_addresses_are_tried_at_once(autojump_clock) -> None:
+    slots = trio.CapacityLimiter(4)
+
+    async def hang(place):
+        slots.acquire_on_behalf_of_nowait(place)
+        with trio.move_on_after(60):
+            await trio.sleep_forever()
+        slots.release_on_behalf_of(place)
+        raise trio.TooSlowError
+
+    assert len(await dial.stagger(range(9), hang, (trio.TooSlowError,))) == 9
+
+
 # Ends.
 
 
 async def test_garbage_under_noise_ends_the_connection_with_a_reason() -> None:
     async with open_pair() as pair:
-        await pair.raw[0].send_all(b"\x00\x20" + bytes(32))
+        await pair.secured.raw.send_all(b"\x00\x20" + bytes(32))
         await pair.bob.wait_closed()
         assert "authenticate" in str(pair.bob.failure)
 
@@ -266,23 +273,34 @@ async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
             await pair.accepted[0].send_all(b"to nobody")
 
 
-async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock) -> None:
+@asynccontextmanager
+async def open_to_nobody(keepalive: float = float("inf")) -> AsyncIterator[Connection]:
+    """A connection whose other end reads nothing and says nothing."""
     async with open_world(key=ALICE) as world, trio.open_nursery() as nursery:
-        one, other = memory_pair()
-        secured, _ = await secure_pair(world, one, other)
-        connection = connection_module.Connection(
-            world,
-            secured,
-            dialer=True,
-            serves=ECHO.__eq__,
-            on_stream=lambda stream: None,
-            keepalive=10,
-        )
-        start = world.now()
+        secured, _ = await secure_pair(world, ALICE, BOB)
+        serves: Callable[[ProtocolId], bool] = ECHO.__eq__
+        options = {"serves": serves, "on_stream": lambda _: None, "keepalive": keepalive}
+        connection = Connection(world, secured, dialer=True, **options)
         nursery.start_soon(connection.run)
-        await connection.wait_closed()
-        assert 30 <= world.now() - start <= 50
+        yield connection
+
+
+async def test_a_peer_that_hangs_is_given_up_after_four_intervals(autojump_clock) -> None:
+    async with open_to_nobody(keepalive=10) as connection:
+        with trio.fail_after(50) as patience:
+            await connection.wait_closed()
+        assert patience.deadline - connection.budget.now() <= 20
         assert connection.failure is None
+
+
+async def test_a_peer_that_takes_nothing_does_not_hold_up_the_end(autojump_clock) -> None:
+    async with open_to_nobody() as connection:
+        for _ in range(4):  # more than the pipe takes
+            assert connection.open_stream(ECHO).try_send(bytes(200 * KI))
+        await trio.testing.wait_all_tasks_blocked()
+        connection.close()
+        with trio.fail_after(5):
+            await connection.wait_closed()
 
 
 async def test_idle_connections_live_on_pings(autojump_clock) -> None:

@@ -223,12 +223,12 @@ async def test_a_viewer_is_told_all_there_is_and_the_curves_when_they_change() -
         snapshots = Snapshots(world, ROLES, swarm.scene)
         snapshots.look()
         with snapshots.viewing() as viewer:
-            assert _told(await viewer.next())["curves"]
+            assert _told(await viewer())["curves"]
             snapshots.look()
-            assert "curves" not in _told(await viewer.next())
+            assert "curves" not in _told(await viewer())
             swarm.now = scene(peers=999, step=21)
             snapshots.look()
-            told = _told(await viewer.next())
+            told = _told(await viewer())
         assert told["picture"]["peers"]["peer-999"]["state"] == "gone"
         assert told["picture"]["peers"]["peer-0"]["policy"] == 21
         assert [21, 0.25] in told["curves"][f"trainer 2 0 {OWN}"]
@@ -247,9 +247,9 @@ async def test_a_viewer_who_does_not_read_is_told_of_the_newest_only() -> None:
             for step in range(400):
                 swarm.now = scene(step=step)
                 snapshots.look()
-            assert _told(await viewer.next())["picture"]["peers"]["peer-0"]["policy"] == 399
+            assert _told(await viewer())["picture"]["peers"]["peer-0"]["policy"] == 399
             with trio.move_on_after(0) as waited:
-                await viewer.next()
+                await viewer()
             assert waited.cancelled_caught
 
 

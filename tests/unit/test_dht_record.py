@@ -27,7 +27,7 @@ from p2p.dht.record import (
     record_key,
     sign_record,
 )
-from p2p.dht.stamp import make_stamp
+from p2p.dht.stamp import check_stamp, make_stamp
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.multiaddr import Multiaddr
@@ -81,6 +81,14 @@ def test_whatever_is_changed_makes_a_forgery(change: dict[str, object]) -> None:
     forged = replace(record(), **change)  # type: ignore[arg-type]
     with pytest.raises(BadMessage):
         VALIDATOR.validate(forged, place(forged), WALL)
+
+
+def test_a_record_whose_publisher_has_no_stamp_is_a_forgery() -> None:
+    nonces = (number.to_bytes(8, "big") for number in range(99))
+    weak = next(each for each in nonces if not check_stamp(KEY.peer_id, each, BITS))
+    signed = sign_record(replace(record(), nonce=weak), KEY)
+    with pytest.raises(BadMessage, match="forged"):
+        VALIDATOR.validate(signed, place(signed), WALL)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,7 @@ def play_faults(seed: int) -> None:
 
 
 def play_deaths(seed: int) -> None:
-    """Proposers killed in the middle of what they proposed, three joins in one round, then half
-    of the members at once: the anchor and the rest go on. Clocks are off by a minute."""
+    """Dead proposers, three joins in a round, then half of the members at once."""
     swarm = DilocoSwarm(8, seed, skew=60.0, loss=0.02, founders=5, anchor=0)
     dice = Random(seed)
     swarm.start(0, 1, 2, 3, 4)

@@ -72,8 +72,7 @@ async def test_records_are_read_as_they_were_added_and_a_cut_one_is_dropped(
 
 
 async def test_records_of_a_run_that_began_with_others_are_put_aside(tmp_path: Path) -> None:
-    """An edition with one trainer more, and the history of months was gone at the next
-    start."""
+    """The history of months was gone at the next start."""
     records = chain(2)
     async with open_store(tmp_path) as store:
         await store.add(records[1:])
@@ -139,8 +138,7 @@ async def test_of_two_states_the_older_is_taken_when_the_newer_is_damaged(
 
 
 async def test_views_that_fail_leave_no_files_behind(tmp_path: Path) -> None:
-    """A member that stops every exchange makes as many views as it likes; what was voted for
-    may have been decided."""
+    """What was voted for stays, since it may have been decided."""
     (tmp_path / "diloco").mkdir()
     async with open_store(tmp_path) as store:
         voted = await kept(tmp_path, store, 7, 1)

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from p2p import TcpNetwork, open_host
-from p2p.errors import PeerUnreachable
+from p2p.errors import BadMessage, PeerUnreachable
 from p2p.multiaddr import Multiaddr
-from p2p.transport.dns import TXT, decode_dns_untrusted, encode_question, encode_record
+from p2p.transport.dns import TXT, decode_dns_untrusted, encode_question, encode_record, resolve
 from tests.unit.test_circuit import KEYS
 
 
@@ -78,6 +78,38 @@ async def test_names_that_lead_in_circles_end() -> None:
         with pytest.raises(PeerUnreachable, match="no address"):
             await host.connect_addr(loop)
         assert len(asked) == 4
+
+
+async def test_names_that_branch_cost_few_questions() -> None:
+    """60 names, each of which leads to 60 others: 3,600 questions, and 216,000 behind them."""
+    texts = {
+        f"_dnsaddr.{name}example": [
+            f"dnsaddr=/dnsaddr/{name}{n}.example/p2p/{KEYS[0].peer_id}" for n in range(20)
+        ]
+        for name in ("", *(f"{n}." for n in range(20)))
+    }
+    asked: list[str] = []
+    async with name_server(texts, asked) as place:
+        addr = f"/dnsaddr/example/p2p/{KEYS[0].peer_id}"
+        with pytest.raises(OSError, match="no address"):
+            await resolve(Multiaddr.parse(addr), [place])
+        assert len(asked) <= 1 + 3 * 16
+
+
+async def test_a_dead_name_server_holds_up_no_dial(autojump_clock) -> None:
+    name = {"_dnsaddr.example": [f"dnsaddr=/memory/1/p2p/{KEYS[0].peer_id}"]}
+    with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as dead:
+        await dead.bind(("127.0.0.1", 0))
+        async with name_server(name, []) as place:
+            addr = Multiaddr.parse(f"/dnsaddr/example/p2p/{KEYS[0].peer_id}")
+            with trio.fail_after(2):
+                assert await resolve(addr, [dead.getsockname(), place])
+
+
+def test_a_name_that_points_to_itself_ends() -> None:
+    head = struct.pack(">HHHHHH", 1, 0x8180, 1, 0, 0, 0)
+    with pytest.raises(BadMessage, match="circles"):
+        decode_dns_untrusted(head + b"\xc0\x0c" + struct.pack(">HH", TXT, 1))
 
 
 def test_a_name_travels_in_bytes_as_libp2p_writes_it() -> None:

@@ -64,8 +64,7 @@ def test_a_newcomer_is_heard_before_those_who_had_many_turns_and_shuts_no_other_
 
 
 def test_a_full_door_makes_room_for_who_has_fewer_streams_at_it() -> None:
-    """128 names with eight streams each filled it, and a newcomer was never heard: what a turn
-    set free was theirs again before it came back."""
+    """128 names filled it, and a newcomer was never heard."""
     gone: list[str] = []
     door: Turnstile[str] = Turnstile(
         HEADS, HEADS_AT_ONCE, in_all=1024, per_network=128, evict=gone.append
@@ -185,8 +184,7 @@ def test_records_have_an_end_totals_stay_and_minted_names_displace_no_worker() -
 
 
 def test_what_a_run_lets_a_submission_hold_is_what_its_recipe_needs() -> None:
-    """The demo's are a four-hundredth of what any may have: so much less can be held by
-    strangers that each begin one."""
+    """The demo's are a four-hundredth of what any may have."""
     size = WorkSize(groups=8, completions=16, tokens=12, vocabulary=50, proof_values=62)
     assert size.max_submission < 23 * KI < MAX_SUBMISSION / 300
     group = 16 * (16 + 12 * 2 + proof_size(12, 64, 62))

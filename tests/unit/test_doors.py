@@ -153,7 +153,6 @@ METHODS: dict[str, Arguments] = {
     "host.network_of": {"peer": PEERS},
     "host.is_direct": {"peer": PEERS},
     "host.has_dialled": {"peer": PEERS},
-    "host.has_dialled_circuit": {"peer": PEERS},
     "host.dial_direct": {"peer": PEERS},
     "host.look_from": {"peer": PEERS},
     "host.set_standing": {"standing": ({}, [None, 7, [ADDR]])},

@@ -178,8 +178,7 @@ def test_a_draft_that_was_changed_is_signed_at_the_next_start_and_no_other(
 def test_a_disk_that_takes_no_document_loses_neither_edition(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The document was cut off, and could be shown no more; put back, it passed for the newest,
-    since the draft was in the record already."""
+    """The document was cut off, and put back it passed for the newest."""
     first = load_run(folder.document)
     change(folder.draft, "steps = 60", "steps = 70")
     write = Path.write_bytes

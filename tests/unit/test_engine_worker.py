@@ -5,17 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-import trio
-
-from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from proofs.checks import Limits, Verdict, judge
-from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup, draw_all
+from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup, draw_all
 from roles.engines.client import open_engine
-from roles.engines.config import EngineConfig
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
+from tests.support.tasks import make_tasks
 from tests.support.toys import QUICK, sorting_engine, sorting_learner
 
 CONFIG = sorting_engine(learner=sorting_learner(minibatches=2, warm_up=QUICK), nice=5)
@@ -27,17 +23,6 @@ SORT = SortEnvironment()
 async def world_at(folder: Path) -> AsyncIterator[RealWorld]:
     async with open_world(folder) as world:
         yield world
-
-
-def make_tasks(count: int) -> list[GroupTask]:
-    return [
-        GroupTask(
-            group,
-            SORT.task(bytes([group]) * 32).prompt,
-            tuple(bytes([group, slot] * 16) for slot in range(4)),
-        )
-        for group in range(count)
-    ]
 
 
 async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
@@ -70,30 +55,6 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         assert await engine.open("engine/checkpoint") == 1
 
 
-@pytest.mark.deep
-async def test_errors_arrive_whole(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        with pytest.raises(
-            EngineError, match=r"load failed with FileNotFoundError: .*nothing\.safetensors"
-        ):
-            await engine.load("nothing.safetensors")
-        with pytest.raises(EngineError, match=r"^no weights were loaded"):
-            await engine.submit(make_tasks(1), SAMPLING)
-        with pytest.raises(EngineError, match="the learner was not opened"):
-            await engine.step([])
-
-
-@pytest.mark.deep
-async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        with pytest.raises(ConfigError, match="no engine 'abacus'"):
-            async with open_engine(world, EngineConfig(kind="abacus")):
-                pass
-        async with open_engine(world, sorting_engine(environment="nonsense")) as engine:
-            with pytest.raises(ConfigError, match="no environment 'nonsense'"):
-                await engine.open("checkpoint")
-
-
 def rate(task: GroupTask, group: Group) -> TrainingGroup:
     """Rewards for ending early: any policy shows spread in that."""
     full = Task(task.prompt, SORT.solution(task.prompt))
@@ -102,12 +63,3 @@ def rate(task: GroupTask, group: Group) -> TrainingGroup:
         for one in group.completions
     )
     return TrainingGroup(task.prompt, group.completions, rewards)
-
-
-async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:
-    async with open_world(tmp_path) as world, open_engine(world, sorting_engine()) as engine:
-        with trio.move_on_after(0.5) as scope:
-            await engine.open("checkpoint")  # a warm-up of many seconds
-        assert scope.cancelled_caught
-        with pytest.raises(WorkerDied):
-            await engine.answer([], Sampling(1.0, 1, 1))

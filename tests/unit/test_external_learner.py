@@ -29,7 +29,14 @@ from roles.engines.external import ExternalLearner
 from roles.shared.exchange import decode_groups
 from roles.trl.run import SwarmRefused, SwarmRun
 from tests.unit.external_trainer import Weights, learn, name
-from tests.unit.trainer_life import CONFIG, KEY, PUBLISHED, TOLD, lessons, place
+from tests.unit.trainer_life import (
+    CONFIG,
+    KEY,
+    PUBLISHED,
+    TOLD,
+    lessons,
+    place,
+)
 
 STEPS = 9
 NODE_DIES = ("planned:2", "given:3", "come:4", "written:5", "saved:6", "never")

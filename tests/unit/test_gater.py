@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.gater import (
-    DIAL_BACKOFF,
-    MAX_REST,
-    ConnectionGater,
-)
+from p2p.swarm.core.gater import DIAL_BACKOFF, MAX_REST, ConnectionGater
 
 ME, PEER, OTHER = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 HERE = Multiaddr.parse("/ip4/81.2.3.4/tcp/1")

@@ -1,10 +1,8 @@
 """Architectures that transformers computes: from its folder to verdict, step and folder."""
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from roles.models.bundle import check_weights, read_config
 from roles.models.config import HOSTED, read_config_untrusted
 from roles.rl.recipes import NETWORK
 from tests.hosted_folders import make_theirs, save_theirs
+from tests.support.tasks import make_tasks
 from tests.sweeps import swept
 
 pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
@@ -34,11 +33,6 @@ CPU = torch.device("cpu")
 ENDS = frozenset(range(1, 5))
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
 families = pytest.mark.parametrize("architecture", swept(sorted(HOSTED), 3))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def open_model(
@@ -50,18 +44,6 @@ def open_model(
     model.lay_for_reading()
     load_weights(model, folder)
     return model
-
-
-def make_tasks(groups: int, completions: int = 4) -> list[GroupTask]:
-    rng = Random(1)
-    return [
-        GroupTask(
-            group,
-            tuple(rng.randrange(5, 320) for _ in range(rng.randint(2, 30))),
-            tuple(hashlib.sha256(bytes([group, n])).digest() for n in range(completions)),
-        )
-        for group in range(groups)
-    ]
 
 
 def tokens_of(groups: list[Group]) -> list[tuple[int, ...]]:
@@ -86,7 +68,7 @@ def test_a_family_is_computed_drawn_and_replayed(
     theirs = make_theirs(architecture)
     folder = save_theirs(theirs, tmp_path / "model")
     check_weights(folder, read_config(folder))
-    model, tasks = open_model(folder), make_tasks(40)
+    model, tasks = open_model(folder), make_tasks(40, tokens=range(5, 320))
     assert isinstance(model, HostedModel)
     tokens = torch.randint(0, 320, (3, 40), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -128,7 +110,7 @@ def test_a_policy_goes_through_a_model_bit_by_bit(architecture: str, tmp_path: P
             assert (tmp_path / "policy" / path.name).read_bytes() == path.read_bytes()
     half = open_model(base, Dtype.BFLOAT16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16, torch.float32}
-    tasks = make_tasks(2)
+    tasks = make_tasks(2, tokens=range(5, 320))
     groups = sampler.generate(half, tasks, SAMPLING, ENDS)
     scored = scorer.score(half, tasks, groups, SAMPLING, ENDS)
     loose = replace(Limits.bf16(), gap_mean=1.0, gap_scale=1.0)
@@ -173,7 +155,7 @@ def test_both_bodies_accept_each_others_proofs(
         load_weights(flat, folder)
         with torch.inference_mode():  # the scaling shows
             assert float((flat.logits(flat(tokens)[0]) - logits[0]).abs().max()) > 0.1
-    tasks = make_tasks(30)
+    tasks = make_tasks(30, tokens=range(5, 320))
     for drawing, scoring in ((own, hosted), (hosted, own)):
         groups = sampler.generate(drawing, tasks, SAMPLING, ENDS)
         assert assert_accepted(scoring, tasks, groups) > 1500
@@ -193,7 +175,7 @@ def test_both_bodies_learn_the_same(llama: Path, tmp_path: Path) -> None:
         engine = TorchEngine(config_of(llama, hosted))
         assert engine.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 0
         engine.load(str(llama))
-        tasks = make_tasks(6)
+        tasks = make_tasks(6, tokens=range(5, 320))
         groups = sampler.draw(engine._loaded(), tasks, SAMPLING, ENDS)
         rewarded = [
             TrainingGroup(task.prompt, group.completions, (1.0, 0.0, 0.0, 0.5))

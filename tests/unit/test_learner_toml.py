@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
@@ -120,14 +119,6 @@ async def test_a_missing_file_is_the_usual_numbers_of_a_model_with_a_base(
         await read_own_learner(disk, based)
 
 
-def test_a_new_option_of_the_learner_leaves_the_run_file_as_it_is() -> None:
-    """One number more was an upgrade of every volunteer's software."""
-    names = set(TERMS.to_table()) | set(TERMS.to_table()["sampling"])  # type: ignore[call-overload]
-    assert not names & {"rate", "options", "schedule", "sinks", "groups", "warm_up", "learner"}
-    with pytest.raises(ConfigError, match="there is no key 'tomorrows_option'"):
-        read("rate = 1e-3\ntomorrows_option = 1\n")
-
-
 # The trainer's engine
 
 
@@ -142,7 +133,6 @@ def engine(rate: float) -> EngineConfig:
 
 def learn(folder: Path, rate: float, steps: int) -> bytes:
     """Return the policy of a trainer that is started in ``folder`` and learns so long."""
-    torch.set_num_threads(1)
     learner = TorchLearner(engine(rate))
     learner.open(folder / "checkpoint")
     for _ in range(steps):

@@ -1,10 +1,13 @@
 """A model's folder: pins, shards, and weights that are numbers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
+from p2p.errors import BadMessage
 from roles.models.bundle import (
     check_folder,
     check_weights,
@@ -14,7 +17,7 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
-from roles.models.safetensors import RawTensor, encode
+from roles.models.safetensors import DTYPE_BYTES, RawTensor, decode_untrusted, encode
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 SHARD = "model-00002-of-00003.safetensors"
@@ -160,3 +163,75 @@ def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 8)
     with pytest.raises(BadModel, match="does not fit"):
         read_spans(path)
+
+
+# The container of weights
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@st.composite
+def raw_tensors(draw: st.DrawFn) -> RawTensor:
+    dtype = draw(st.sampled_from(sorted(DTYPE_BYTES)))
+    shape = draw(shapes)
+    size = DTYPE_BYTES[dtype]
+    for length in shape:
+        size *= length
+    return RawTensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8).filter(lambda name: name != "__metadata__"), raw_tensors()
+    )
+)
+def test_round_trip(tensors: dict[str, RawTensor]) -> None:
+    data = encode(tensors)
+    back = decode_untrusted(data)
+    assert {name: (t.dtype, t.shape, bytes(t.data)) for name, t in back.items()} == {
+        name: (t.dtype, t.shape, bytes(t.data)) for name, t in tensors.items()
+    }
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+
+
+def container(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(begin: int, end: int, shape: Sequence[object] | None = None, dtype: str = "U8"):
+    sizes = [end - begin] if shape is None else list(shape)
+    return {"dtype": dtype, "shape": sizes, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        b"\x00" * 8,
+        container([], b""),
+        container({"a": 1}, b""),
+        container({"a": entry(0, 4)}, b"abc"),  # cut off
+        container({"a": entry(0, 3)}, b"abcd"),  # something follows
+        container({"a": entry(0, 2), "b": entry(1, 3)}, b"abc"),  # overlap
+        container({"a": entry(0, 1), "b": entry(2, 3)}, b"abc"),  # hole
+        container({"a": entry(0, 4, [3])}, b"abcd"),
+        container({"a": entry(0, 4, [-2, -2])}, b"abcd"),
+        container({"a": entry(0, 4, [True, 4])}, b"abcd"),
+        container({"a": entry(0, 4, [4.0])}, b"abcd"),
+        container({"a": entry(0, 4, [1] * 9 + [4])}, b"abcd"),
+        container({"a": entry(0, 4, dtype="F8")}, b"abcd"),
+        container({"a": {**entry(0, 4), "dtype": ["U8"]}}, b"abcd"),
+        container({"a": {**entry(0, 4), "data_offsets": [0, 2, 4]}}, b"abcd"),
+    ],
+)
+def test_what_is_refused(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode_untrusted(data)
+
+
+def test_a_tensor_has_the_bytes_of_its_shape() -> None:
+    with pytest.raises(ValueError, match="8 bytes, not 7"):
+        RawTensor("F32", (2,), b"1234567")

@@ -160,3 +160,6 @@ def test_end_tokens_of_the_generation_config() -> None:
     assert read_end_tokens_untrusted(b"{}", 10) == ()
     with pytest.raises(BadMessage, match="not among the 2"):
         read_end_tokens_untrusted(data, 2)
+    for nested in (b"[" * 100_000, b"9" * 5000):
+        with pytest.raises(BadMessage):
+            read_end_tokens_untrusted(nested, 9)

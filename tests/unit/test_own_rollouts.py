@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
 from p2p.errors import ConfigError
 from p2p.identity import verify
-from p2p.machine import open_world
+from p2p.machine import RealWorld, open_world
 from roles.contract.core.file import sign_run
 from roles.own.__main__ import main
 from roles.own.rollouts import export, open_finished
 from roles.protocol.core.verdict import decode_verdict_untrusted
 from roles.rl.learner import write_learner
-from roles.trainer.core.buffer import BufferedGroup
+from roles.shared.durable import Durable
+from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
+from roles.trainer.intake import ALIKE, Intake
+from roles.trainer.metrics import Metrics
 from roles.trainer.role import INBOX, ROLLOUTS
+from roles.trainer.session import TrainerSession
 from tests.support.runs import OWNER, TERMS
-from tests.unit.trainer_life import GROUPS, LEARNER, lessons, place
+from tests.unit.trainer_life import (
+    CONFIG,
+    GROUPS,
+    KEY,
+    LEARNER,
+    Ledger,
+    ToldInbox,
+    Unasked,
+    lessons,
+    place,
+)
 
 SAMPLING = replace(TERMS.sampling, group_size=4, submission=GROUPS, max_new_tokens=12)
 RUN = sign_run(replace(TERMS, sampling=SAMPLING), OWNER)
@@ -150,3 +168,45 @@ def test_a_folder_without_answers_is_one_sentence(
         export(tmp_path, tmp_path / "x.parquet")
     assert main(["export", str(tmp_path), "--policy", "3", "-o", "x.jsonl"]) == 2
     assert "--policy is of a model" in capsys.readouterr().err
+
+
+# A run whose model is never right
+
+
+async def test_a_hundred_groups_alike_are_said_with_the_remedy_until_one_differs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, sampling = RealWorld(KEY, tmp_path), CONFIG.sampling
+    node: Any = SimpleNamespace(world=world)
+    ledger: Any = Ledger(tmp_path)
+    inbox, durable = ToldInbox(world, "intake", tmp_path / "told"), Durable(world, "trainer")
+    intake = Intake(node, sampling, ledger, inbox, GroupBuffer(sampling.lag), durable)
+    curve = LearningCurve(world.disk, sampling, LEARNER, Unasked())
+    other: Any = None
+    engine: Any = SimpleNamespace(warning="")
+    session = TrainerSession(
+        *(
+            node,
+            sampling.steps,
+            LEARNER,
+            engine,
+            intake,
+            other,
+            curve,
+            other,
+            other,
+            Metrics({}),
+        )
+    )
+    places = -(-ALIKE // sampling.submission)
+    intake.note_unsent(KEY.peer_id, places - 1)
+    assert session.warning == ""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            intake.note_unsent(KEY.peer_id, 1)
+    assert [one.split(" ")[0] for one in caplog.messages] == ["nothing_to_learn"]
+    assert "Give easier tasks" in session.warning
+    curve.learnt.greedy = 0.98
+    assert "Give harder tasks" in session.warning
+    await intake.take(place(0))
+    assert session.warning == ""

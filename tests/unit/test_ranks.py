@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -33,6 +31,7 @@ from roles.engines.torch.sharding import local, put, whole
 from roles.rl.learner import WarmUp
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.support.processes import children
+from tests.support.tasks import make_tasks
 from tests.support.toys import sorting_engine, sorting_learner, sorting_sampling
 
 PATIENCE = 60.0
@@ -51,26 +50,17 @@ NO_NUMBER = TrainingGroup((1,), (Completion((2, 0), (float("nan"), -1.0)),) * 2,
 
 @pytest.fixture(scope="module")
 def together() -> Iterator[EngineProcess]:
-    torch.set_num_threads(1)
     with open_engine_process(sys.executable, TOGETHER) as process:
         yield process
 
 
-def make_tasks(salt: int) -> list[GroupTask]:
-    rng = Random(salt)
-    return [
-        GroupTask(
-            group,
-            # of all lengths, so that one batch does not hold them
-            tuple(rng.randrange(1, 50) for _ in range(rng.choice((3, 9, 30, 250)))),
-            tuple(hashlib.sha256(f"{salt} {group} {n}".encode()).digest() for n in range(4)),
-        )
-        for group in range(11)
-    ]
+def mixed_tasks(salt: int) -> list[GroupTask]:
+    """Prompts of all lengths, so that one batch does not hold them."""
+    return make_tasks(11, tokens=range(1, 50), lengths=(3, 9, 30, 250), salt=salt)
 
 
 def make_groups(learner: TorchLearner, salt: int) -> list[TrainingGroup]:
-    tasks = make_tasks(salt)
+    tasks = mixed_tasks(salt)
     drawn = sampler.draw(learner.model, tasks, SAMPLING, frozenset({0}))
     return [
         TrainingGroup(task.prompt, group.completions, (0.0, 1.0, 0.0, 1.0))
@@ -102,7 +92,7 @@ def test_two_ranks_learn_what_one_does_and_their_checkpoints_are_the_same_file(
     for number in range(5):
         groups = make_groups(one, number)
         assert_same(step(together, groups), one.step(groups))
-    tasks = make_tasks(99)
+    tasks = mixed_tasks(99)
     assert answer(together, tasks) == one.answer(tasks, SAMPLING)
 
     together.call("save", str(tmp_path / "shared"), str(tmp_path / "policy"))
@@ -159,7 +149,7 @@ def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path:
     folder.parent.write_bytes(b"")
     with pytest.raises(EngineError, match=r"FileExistsError|NotADirectoryError"):
         together.call("save", str(folder), "")
-    assert len(answer(together, make_tasks(1))) == 11
+    assert len(answer(together, mixed_tasks(1))) == 11
 
 
 @pytest.mark.deep

@@ -1,10 +1,10 @@
-"""Asking peers never ends a node, and a trainer's word that it has taken something is kept."""
+"""Asking peers and loading policies end no node, and a trainer's word is kept."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -15,20 +15,32 @@ from p2p.errors import (
     LimitExceeded,
     PeerUnreachable,
     ProtocolNotSupported,
-    StorageError,
     WrongPeer,
 )
 from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.offence import Offence
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from proofs.checks import Verdict
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Row
+from roles.envs import sort
+from roles.envs.base import Task
+from roles.envs.client import LocalEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
+from roles.inference.glance import EVERY, KEPT, Glance
 from roles.inference.outbox import FullPlace, Outbox
+from roles.inference.places import OpenPlace, OpenPlaces
+from roles.inference.session import InferenceSession
+from roles.inference.status import InferenceCounts
 from roles.protocol.core.answer import AccountRequest
+from roles.protocol.core.findings import HEARS_OTHER, Weight
 from roles.protocol.core.window import content_digest
 from roles.protocol.request import ask
+from roles.protocol.scorer import ENVIRONMENT_FAILED, HEARS_MORE, Scorer, inconclusive
 from roles.rl.recipes import NETWORK
-from roles.trainer.policies import PolicyFiles
-from roles.trainer.session import TrainerSession
+from roles.trainer.core.gate import Audited
+from roles.trainer.desk import WorkDesk
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
 RUN_ID = b"r" * 32
@@ -87,46 +99,6 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
     assert host.penalties == penalties
 
 
-@pytest.mark.parametrize(("published", "step"), [(-1, 1), (3, 7)])
-async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
-    published: int, step: int
-) -> None:
-    """It published its newest version anew, with another predecessor, and was halted by all."""
-
-    class Opens:
-        async def open(self, _: str, base: str) -> int:
-            await trio.lowlevel.checkpoint()
-            return step
-
-    engine: Any = Opens()
-
-    class LearntNothing:
-        async def learnt_again(self, _: int) -> AsyncIterator[Any]:
-            for never in ():
-                yield never
-
-    node: Any = SimpleNamespace(
-        shardcast=SimpleNamespace(newest=published, signed=published),
-        world=SimpleNamespace(sometimes=lambda *_: None),
-    )
-    nothing: Any = None
-    intake: Any = LearntNothing()
-    policies = PolicyFiles(engine, nothing, nothing)
-    with pytest.raises(StorageError, match="gone from store/: restore that folder"):
-        await TrainerSession(
-            node,
-            60,
-            NETWORK.learner,
-            engine,
-            intake,
-            nothing,
-            nothing,
-            nothing,
-            policies,
-            nothing,
-        ).open_learner()
-
-
 async def test_an_outbox_keeps_its_windows_and_none_of_another_key(tmp_path: Any) -> None:
     world = RealWorld(WORKER, tmp_path)
     outbox = await Outbox.open(world, "outbox")
@@ -146,3 +118,216 @@ async def test_an_outbox_keeps_its_windows_and_none_of_another_key(tmp_path: Any
     assert not (await Outbox.open(world, "outbox")).windows
     await again.sign(again.loose(16)[0])
     assert not (await Outbox.open(RealWorld(JUDGE, tmp_path), "outbox")).windows
+
+
+# When another trainer's weights take the place of a version
+
+
+VERSION: Any = 3
+
+
+class Shardcast:
+    """Version 3, as whichever trainer's weights are chosen."""
+
+    def __init__(self) -> None:
+        self.chosen, self.newest = b"one", VERSION
+
+    def manifest(self, version: int) -> Any:
+        return SimpleNamespace(weights_digest=self.chosen)
+
+    async def wait_policy(self, at_least: int) -> int:
+        return VERSION
+
+    def holds(self, version: int) -> bool:
+        return version == VERSION
+
+    @contextmanager
+    def pin(self, version: int) -> Any:
+        yield
+
+    async def check_weights(self, version: int) -> str:
+        return self.chosen.decode()
+
+
+def session_of(shardcast: Shardcast, engine: object) -> InferenceSession:
+    """Return a worker's session that has a store and an engine, and no host."""
+    session = InferenceSession.__new__(InferenceSession)
+    windows: Any = SimpleNamespace(close=lambda: None, note_version=lambda _: None)
+    world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
+    node: Any = SimpleNamespace(shardcast=shardcast, world=world)
+    run: Any = SimpleNamespace(terms=SimpleNamespace(sampling=NETWORK.sampling))
+    session.node, session.run, session.windows = node, run, windows
+    session.engine, session.counts, session._policy = cast(Any, engine), InferenceCounts(), b""
+    session._places = OpenPlaces()
+    return session
+
+
+async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
+    shardcast, loaded = Shardcast(), []
+
+    async def load(path: str) -> None:
+        loaded.append(path)
+
+    session = session_of(shardcast, SimpleNamespace(load=load, drop=trio.lowlevel.checkpoint))
+    for chosen in (b"one", b"one", b"other", b"other"):
+        shardcast.chosen = chosen
+        assert await session.load_newest() == VERSION
+        assert session._policy == chosen, "what is drawn is told under what was loaded"
+    assert loaded == ["one", "other"]
+
+
+class FragileEngine:
+    """Cannot load ``bad``, and then holds nothing."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    async def load(self, path: str) -> None:
+        self.held = ""
+        if path == "bad":
+            raise EngineError("bad: model.norm.weight holds NaN")
+        self.held = path
+
+    async def drop(self) -> None:
+        """Nothing is under way."""
+
+
+async def test_an_engine_that_failed_to_load_is_asked_again_for_the_policy_before() -> None:
+    """Two trainers, one version: the validator thought that it still had the first one's."""
+    shardcast, engine, stub = Shardcast(), FragileEngine(), cast(Any, object())
+    node: Any = SimpleNamespace(shardcast=shardcast, world=SimpleNamespace(now=lambda: 0.0))
+    scorer = Scorer(node, cast(Any, engine), stub, survives_engine=True)
+    await scorer._load(VERSION, b"one", "one")
+    with pytest.raises(EngineError):
+        await scorer._load(VERSION, b"bad", "bad")
+    assert scorer.loaded == NO_POLICY
+    await scorer._load(VERSION, b"one", "one")
+    assert (engine.held, scorer.loaded) == ("one", VERSION)
+
+
+async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
+    """Its node ended, and with it those of all workers at the same time."""
+
+    class Versions(Shardcast):
+        async def wait_policy(self, at_least: int) -> int:
+            if at_least > self.newest:
+                self.newest, self.chosen = at_least, b"next"
+            return self.newest
+
+    shardcast, engine = Versions(), FragileEngine()
+    shardcast.chosen = b"bad"
+    session = session_of(shardcast, engine)
+
+    async def produce() -> Any:
+        return await session.load_newest()
+
+    session.produce = produce  # type: ignore[method-assign]
+    produced: Any = await session._produce_sometime()
+    assert (produced, engine.held, session._policy) == (4, "next", b"next")
+
+
+async def test_a_completion_that_harms_the_environment_costs_no_other_place() -> None:
+    """All that waited with it, of every place, was handed in as unheard."""
+
+    class Harmed:
+        async def hear(self, answers: Any) -> list[Any]:
+            if any(tokens == (9,) for _, given in answers for tokens in given):
+                raise EnvironmentFailed("its process ended")
+            return [((5,),) for _ in answers]
+
+    session = InferenceSession.__new__(InferenceSession)
+    session._environment = cast(Any, Harmed())
+    session._failures = cast(Any, SimpleNamespace(tell=lambda *_: None))
+    session._places = OpenPlaces()
+    places = [
+        OpenPlace(cast(Any, None), index, (GroupTask(index, (1,), ()),), (Task((1,)),))
+        for index in range(3)
+    ]
+    for place in places:
+        session._places.add(place)
+    waiting = [Row(0, 0, (2,)), Row(1, 0, (2,)), Row(1, 1, (9,)), Row(2, 0, (3,))]
+    heard = {(row.group, row.slot): row.tokens for row in await session._hear(waiting)}
+    assert heard == {(0, 0): (5,), (1, 0): (), (1, 1): (), (2, 0): (5,)}
+    assert [place.unheard for place in places] == [set(), {(1, 0), (1, 1)}, set()]
+
+
+@pytest.mark.parametrize(
+    ("word", "reason", "lies"),
+    [
+        (Verdict.ACCEPTED, HEARS_OTHER, 1),
+        (Verdict.ACCEPTED, HEARS_MORE, 0),
+        (Verdict.REJECTED, HEARS_OTHER, 0),
+        (Verdict.ACCEPTED, ENVIRONMENT_FAILED, 0),
+    ],
+)
+async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acceptance(
+    word: Verdict, reason: str, lies: int
+) -> None:
+    verdict: Any = SimpleNamespace(verdict=word, validator="one", rewards=())
+    strike = Audited(validator=cast(Any, "one"), worker=None, weight=Weight.STRIKE)
+
+    async def score(*_: object) -> Any:
+        return inconclusive(reason)
+
+    async def write(_: object) -> None: ...
+
+    desk: Any = WorkDesk.__new__(WorkDesk)
+    desk.scorer, desk._records = SimpleNamespace(score=score), SimpleNamespace(write=write)
+    desk.repeated = desk.lies = 0
+    desk.gate = SimpleNamespace(audited=lambda *_: strike, audit_inconclusive=lambda *_: None)
+    desk.situation, desk._world = lambda: None, SimpleNamespace(verify=None)
+    await desk._audit(verdict, cast(Any, SimpleNamespace(commitment=None)))
+    assert (desk.repeated, desk.lies) == (1, lies)
+
+
+# Answers that are shown
+
+
+SEED = bytes(32)
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def full_place(answer: str) -> Any:
+    group = Group(7, (Completion(sort.encode(answer), ()),))
+    order = SimpleNamespace(task_seeds=lambda _: [SEED, SEED])
+    return SimpleNamespace(order=order, index=3, groups=lambda: (group,))
+
+
+async def test_some_answers_are_read_along_with_what_they_earn() -> None:
+    environment, world = LocalEnvironment(open_mix(setup())), Watch()
+    task = sort.SortEnvironment().task(SEED)
+    glance = Glance(world, environment)  # type: ignore[arg-type]
+    right = sort.decode(task.answer)
+    await glance.look(full_place(right))
+    await glance.look(full_place("12$"))  # too soon
+    world.time += EVERY
+    await glance.look(full_place("12$"))
+    question = sort.decode(task.prompt)
+    assert glance.samples == [(question, "12$", 0.0), (question, right, 1.0)]
+    for _ in range(2 * KEPT):
+        world.time += EVERY
+        await glance.look(full_place("12$"))
+    assert len(glance.samples) == KEPT
+
+
+async def test_an_environment_that_fails_is_looked_at_no_more() -> None:
+    environment, world = LocalEnvironment(open_mix(setup())), Watch()
+    glance = Glance(world, environment)  # type: ignore[arg-type]
+    world.time = 100 * EVERY
+    place = full_place("1$")
+    place.order.task_seeds = lambda _: [{}]  # no seed: the environment raises
+    await glance.look(place)
+    world.time += 100 * EVERY
+    await glance.look(full_place("12$"))
+    assert glance.samples == []
+
+
+def setup() -> EnvironmentSetup:
+    return EnvironmentSetup(parts=(EnvironmentPart(name="sort"),))

@@ -53,58 +53,20 @@ def command(
     return options
 
 
-def test_strangers_code_sees_an_empty_machine() -> None:
+def test_strangers_code_has_no_terminal_no_capability_and_nothing_to_write() -> None:
+    """tests/attacks/test_sandbox.py tries what else it is to lack."""
     options = command(BWRAP, GIVEN)
-    for name in (
-        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
-        "--unshare-cgroup-try", "--die-with-parent", "--new-session",
-    ):  # fmt: skip
-        assert [name] in options
+    assert ["--new-session"] in options
     assert ["--cap-drop", "ALL"] in options
-    assert not any(option[0] == "--cap-add" for option in options)
-    mounts = {tuple(option[1:]) for option in options if "bind" in option[0]}
-    assert ("/", "/") not in mounts
-    assert ("/home/ann/.shoal/store/model",) * 2 in mounts
-    assert not any(
-        is_below(one[-1], ["/home/ann/.shoal"]) for one in mounts if "model" not in one[-1]
-    )
     kinds = {option[0] for option in options if "bind" in option[0]}
-    assert kinds == {"--ro-bind", "--ro-bind-try", "--dev-bind"}, "and nothing to write"
-    assert options[-3:] == [["--remount-ro", "/"], ["--chdir", "/"], ["--"]]
+    assert kinds == {"--ro-bind", "--ro-bind-try", "--dev-bind"}
+    assert ["--unshare-net"] not in command(BWRAP, replace(ENGINE, network=True))
 
 
-def test_roots_workers_become_another_user_and_can_go_through_every_folder() -> None:
+def test_roots_workers_become_another_user_who_can_go_through_every_folder() -> None:
     """The folders that bwrap makes by itself are root's alone."""
     options = command(ROOTS, GIVEN)
-    assert ["--unshare-user"] not in options
-    assert [option[1] for option in options if option[0] == "--cap-add"] == [
-        "CAP_SETUID", "CAP_SETGID",
-    ]  # fmt: skip
-    place = options.index(["--dir", "/home/ann"])
-    assert options[place - 1] == ["--perms", "0755"]
-    assert place < options.index(["--ro-bind", "/home/ann/venv/lib", "/home/ann/venv/lib"])
-    engine = command(ROOTS, ENGINE)
-    assert not any(option[0] == "--cap-add" for option in engine), "it owns what it writes"
-
-
-def test_an_engine_sees_the_machine_without_homes_and_without_the_key() -> None:
-    options = command(BWRAP, ENGINE)
-    words = [" ".join(option) for option in options]
-    order = [
-        "--ro-bind / /",
-        "--dev-bind-try /dev/nvidia0 /dev/nvidia0",
-        "--tmpfs /home",
-        "--ro-bind /home/ann/venv/lib /home/ann/venv/lib",
-        "--ro-bind /home/ann/.shoal /home/ann/.shoal",
-        "--bind /home/ann/.shoal/trainer /home/ann/.shoal/trainer",
-        "--ro-bind /dev/null /home/ann/.shoal/key",
-    ]
-    assert sorted(order, key=words.index) == order
-    assert "--unshare-net" in words
-    assert "--unshare-net" not in [
-        " ".join(option) for option in command(BWRAP, replace(ENGINE, network=True))
-    ]
-    assert "--ro-bind /opt/py/lib /opt/py/lib" not in words, "it is seen anyway"
+    assert options[options.index(["--dir", "/home/ann"]) - 1] == ["--perms", "0755"]
 
 
 def test_a_link_is_seen_under_both_names() -> None:
@@ -114,12 +76,6 @@ def test_a_link_is_seen_under_both_names() -> None:
     engine = command(BWRAP, ENGINE, aliases={"/tmp/t": "/home/ann/.shoal/trainer", "/t": "/x"})
     assert ["--bind", "/home/ann/.shoal/trainer", "/tmp/t"] in engine
     assert not any("/t" in option for option in engine), "the machine has that link itself"
-
-
-def test_a_key_inside_what_is_seen_is_covered() -> None:
-    options = command(BWRAP, replace(GIVEN, readable=("/home/ann/.shoal",)))
-    assert ["--ro-bind", "/dev/null", "/home/ann/.shoal/key"] in options
-    assert ["--ro-bind", "/dev/null", "/home/ann/.shoal/key"] not in command(BWRAP, GIVEN)
 
 
 def test_the_profile_for_macos() -> None:

@@ -7,21 +7,66 @@ import logging
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from p2p.node.process import Warnings
-from p2p.node.screen import WIDEST, Terminal, block, height, line
+from p2p.node.role import Fact, Progress
+from p2p.node.screen import WIDEST, Terminal, block, facts_of as facts_shown, height, line
 from proofs.checks import Verdict
-from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of
+from roles.inference.status import Doing, InferenceCounts, Life, Rate, facts_of, life_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
-from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer.account import Row
 from roles.trainer.status import now_of as trainer_now
-from roles.validator.role import facts_of as validator_facts
-from tests.unit.screens import SCENES
+
+LIFE: Final = Life(
+    made=13_312,
+    accepted=13_056,
+    rejected=256,
+    learnt=10_112,
+    no_spread=2048,
+    stale=512,
+    left_over=256,
+    waiting=128,
+    swarm_accepted=310_857,
+    share=0.042,
+)
+
+
+def worker(now: str, life: Life = LIFE, speed: float = 1234.0) -> Progress:
+    """As `roles.inference.Inference.progress` makes it."""
+    counts = InferenceCounts(doing=Doing.DRAWS, reasons={"activation exponents differ": 2})
+    return Progress(facts=tuple(facts_of(now, speed, life, counts)))
+
+
+HUGE: Final = Life(
+    made=9_876_543_210, accepted=9_876_543_210, rejected=10**9, learnt=9_000_000_000,
+    no_spread=10**8, stale=10**8, left_over=10**8, waiting=10**8, swarm_accepted=10**11,
+    share=0.0987,
+)  # fmt: skip
+SCENES: Final = {
+    "bare": facts_shown(policy="none yet", peers=0),
+    "warm-up": facts_shown(
+        policy="none yet",
+        peers=3,
+        roles=(worker("waiting for the first policy: the trainer warms up", Life(), 0.0),),
+    ),
+    "worker": facts_shown(
+        policy="17, 43% of 18 (the swarm has 18)",
+        peers=9,
+        roles=(worker("the trainer is away since 14:02; your work is kept"),),
+    ),
+    "huge": facts_shown(
+        policy="123456, 43% of 123457 (the swarm has 123457)",
+        peers=12_345,
+        roles=(worker("drawing under policy 123456", HUGE, 123_456.0),),
+    ),
+    "foreign": facts_shown(
+        policy="3", peers=1, roles=(Progress(facts=(Fact("now", "“Größe” → ≤ 3 … oder"),)),)
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -149,23 +194,7 @@ def test_each_group_that_came_has_one_fate() -> None:
     assert Row(taken=1, learnt=5).fates(0, is_over=False).stale == 0
 
 
-def test_a_validator_and_a_trainer_say_what_they_do() -> None:
-    stats = ScoringStats()
-    for number in range(1206):
-        one = (
-            verdict(Verdict.REJECTED, "\x1b[2Jdiffer")
-            if number < 6
-            else verdict(Verdict.ACCEPTED, "")
-        )
-        stats.records.count(one)
-    stats.inconclusive = {"the policy is older than the run uses": 3}
-    facts = validator_facts("scoring under policy 3", 2, 4, stats)
-    assert [fact.text for fact in facts] == [
-        "scoring under policy 3",
-        "1,209 submissions judged, 1,200 accepted, 6 rejected (?[2Jdiffer), 3 undecided (the"
-        " policy is older than the run uses)",
-        "2 to be scored, 4 verdicts for the trainer",
-    ]
+def test_a_trainer_says_what_it_waits_for() -> None:
     assert trainer_now(None, 0) == "starting the engine"
     failures = SimpleNamespace(latest="")
     session: Any = SimpleNamespace(

@@ -17,13 +17,7 @@ from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import FOREST_RULE, MESH, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import Index, digest_of
-from p2p.shardcast.manifest import (
-    NO_POLICY,
-    PROTOCOL_ID,
-    Encoding,
-    Manifest,
-    PolicyVersion,
-)
+from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     ChunkHeader,
     Have,
@@ -86,8 +80,6 @@ class Node:
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.whole: dict[int, float] = {}
         self.tick_at = math.inf
-        self.corrupt = False
-        self.drips = False
         self.effects: list[ev.Effect] = []
 
 
@@ -156,10 +148,8 @@ class Swarm(Timeline):
             case ev.Push(peer, ChunkHeader() as header):
                 data = node.chunks[header.policy, header.index]
                 left = self._upload(node, len(data))
-                if node.drips:
-                    left += 60
                 self.at(left, lambda: self.give(node, ev.ChunkSent(peer, len(data))))
-                came = ev.ChunkCame(node.peer, header, len(data), is_right=not node.corrupt)
+                came = ev.ChunkCame(node.peer, header, len(data))
                 self._bulk(node, peer, left, len(data), came)
             case ev.Push(peer, message):
                 size = len(encode_bulk_message(message))
@@ -343,6 +333,15 @@ def test_what_the_origin_holds_is_no_sign_that_the_forest_is_late() -> None:
         asked |= pushed(20 + step, 2.1 + 0.2 * step) | wanted(ev.Tick(), 2.2 + 0.2 * step)
     assert asked
     assert asked <= {neighbour, second}, "others have had it for long: of them it is pulled"
+
+
+def test_a_slow_line_is_asked_for_what_it_carries() -> None:
+    """Twenty holders were asked for four chunks each, which came late, and so came twice."""
+    swarm = Swarm(20, outsiders=1, down=lambda n: (40 if n <= 20 else 4) * MBIT)
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(60)
+    assert swarm.peers[-1].whole
+    assert swarm.peers[-1].core.stats.duplicates < 400 * KI
 
 
 def fresh_origin(swarm: Swarm, roster: Roster) -> ShardcastCore:

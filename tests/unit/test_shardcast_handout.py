@@ -8,7 +8,7 @@ import pytest
 
 from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.core.handout import GiftEvent, GiftStage, HandOut
-from p2p.shardcast.core.queue import Lines
+from p2p.shardcast.core.queue import MAX_CREDIT, Lines
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion
@@ -62,8 +62,8 @@ def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
     for peer in good:
         assert handout.confirm(peer, 2, 99, 0.1)
     for chunk in given[bad]:
-        assert not handout.ask(chunk, good[0], 0.2, lanes=0), "one may only be impatient"
-        assert handout.ask(chunk, good[1], 0.2, lanes=0)
+        assert not handout.ask(chunk, good[0], 0.2), "one may only be impatient"
+        assert handout.ask(chunk, good[1], 0.2)
     again = give_all(handout, 0.2)
     assert sorted(chunk for chunks in again.values() for chunk in chunks) == [0, 6]
     assert bad not in again
@@ -92,17 +92,10 @@ def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> Non
     assert handout.suspect(chunk, KEYS[40].peer_id, 9.0) is None, "it came later"
 
 
-def test_an_origin_with_a_busy_line_does_not_answer_for_what_it_is_about_to_give() -> None:
-    """A hundred peers that came when the hand-out began asked for all of it, and kept the line
-    from the roots for a minute."""
-    handout = homes(500e3)
-    give_all(handout, 0.0)
-    last, by = 199, handout.forest.roster.peers[3]
-    assert handout.ask(last, by, 0.1, lanes=7)
-    assert not handout.ask(last, KEYS[40].peer_id, 0.1, lanes=7), "no stripe brings it that"
-    assert not handout.ask(last, by, 0.1, lanes=1), "the line has room for it"
-    assert handout.ask(last, by, 5.0, lanes=7), "the line is no less busy"
-    assert not handout.ask(0, by, 0.1, lanes=7), "it was given: a stripe may have failed"
+def test_a_root_that_claims_any_upload_is_not_given_all_chunks() -> None:
+    """One that relays nothing wastes what it is given."""
+    handout = homes(1e15, chunks=1000)
+    assert {len(chunks) for chunks in give_all(handout, 0.0).values()} == {MAX_CREDIT}
 
 
 def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:

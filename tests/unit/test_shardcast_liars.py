@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import pytest
 
-from p2p.identity import PeerId, verify
+from p2p.identity import verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.receipts import Capacities, ReceiptBook, note_pushed, receipt_of
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import (
-    ChunkHeader,
-    Receipt,
-)
+from p2p.shardcast.messages import ChunkHeader, Receipt
 from p2p.wire import KI, MIB
 from sim.workloads.soak import limit_of, walk
 from tests.unit.shardcast_liars import LiarSwarm
-from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, key
+from tests.unit.test_shardcast_core import MBIT, RUN, Policies, key
 
 
 def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
@@ -41,12 +38,8 @@ def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
             for stripe in range(len(forest.stripes))
             for child in forest.children(stripe, node.peer, lambda _: False)
         }
-        assert dialled(node) == fed
+        assert {one.peer for one in node.effects if isinstance(one, ev.Connect)} == fed
         assert not node.core.stats.from_peers, "no relay has had anything to pass on"
-
-
-def dialled(node: Node) -> set[PeerId]:
-    return {effect.peer for effect in node.effects if isinstance(effect, ev.Connect)}
 
 
 def test_claims_count_for_four_times_the_median_at_most() -> None:

@@ -1,18 +1,37 @@
-"""The parts of SHARDCAST's core, each alone: what they wait for, count and forget."""
+"""The parts of SHARDCAST, each alone: what they wait for, count and forget."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
+import trio
+
 from p2p.identity import KeyPair
+from p2p.machine import open_world
+from p2p.shardcast.bulk import Throttle
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.download import MAX_HOLDERS, Availability, LateChunks
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.messages import ChunkHeader
+from p2p.wire import MIB
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
 POLICY = bytes(32)
+
+
+async def test_all_who_send_share_one_rate(autojump_clock) -> None:
+    """Ten peers that each take a MiB get them in ten seconds at a MiB a second, not in one."""
+    async with open_world() as world:
+        throttle, began = Throttle(world, MIB), world.now()
+        async with trio.open_nursery() as nursery:
+            for _ in range(11):  # the first is the burst
+                nursery.start_soon(throttle.charge, MIB)
+        assert world.now() - began == pytest.approx(10.0)
+        before = world.now()
+        await Throttle(world, 0).charge(MIB)
+        assert world.now() == before
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:

@@ -19,24 +19,11 @@ from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
 from p2p.shardcast.bulk import Throttle
 from p2p.transport.memory import MemoryNetwork
-from p2p.wire import KI, MIB
+from p2p.wire import KI
 from roles.contract.core.file import sign_run
 from roles.protocol.standing import RoleStanding
 from tests.support.nodes import CONFIG, WEIGHTS, member, swarm
 from tests.support.runs import OWNER, RUN, TRAINER
-
-
-async def test_all_who_send_share_one_rate(autojump_clock) -> None:
-    """Ten peers that each take a MiB get them in ten seconds at a MiB a second, not in one."""
-    async with open_world() as world:
-        throttle, began = Throttle(world, MIB), world.now()
-        async with trio.open_nursery() as nursery:
-            for _ in range(11):  # the first is the burst
-                nursery.start_soon(throttle.charge, MIB)
-        assert world.now() - began == pytest.approx(10.0)
-        before = world.now()
-        await Throttle(world, 0).charge(MIB)
-        assert world.now() == before
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ import trio
 from p2p.errors import ConfigError
 from roles.envs import installed, questions
 from roles.envs.arithmetic import EVALUATION_TASKS, MIX, ArithmeticEnvironment
-from roles.envs.base import environment_digest
+from roles.envs.base import Task, environment_digest
 from roles.envs.gym import GymEnvironment
 from roles.envs.questions import ExactEnvironment, MathEnvironment
+from roles.envs.sort import SortEnvironment, encode
 from roles.envs.text import Message, TextEnvironment, TextTask, is_held_out
 
 needs_gym = pytest.mark.skipif(
@@ -225,3 +226,33 @@ def test_runs_that_were_signed_before_still_find_their_environments() -> None:
         "calculator": "64dda790",
         "reasoning-gym": "6370d9a5",
     }
+
+
+# The network that sorts
+
+
+SORT = SortEnvironment()
+
+
+def test_reward_is_right_or_wrong() -> None:
+    task = Task(encode("s312="), encode("123$"))
+    assert SORT.reward(task, encode("123$")) == 1.0
+    for wrong in ("123", "132$", "123$$", "", "12$"):
+        assert SORT.reward(task, encode(wrong)) == 0.0
+    assert SORT.reward(task, [-1, 10**30]) == 0.0
+
+
+@pytest.mark.parametrize("prompt", ["", "s=", "x12=", "s12", "s1a="])
+def test_no_solution_to_what_is_no_prompt(prompt: str) -> None:
+    with pytest.raises(ValueError, match="not a prompt"):
+        SORT.solution(encode(prompt))
+
+
+def test_environments_are_light() -> None:
+    import subprocess
+
+    code = "import roles.envs.sort, roles.engines.client, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

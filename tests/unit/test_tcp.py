@@ -7,6 +7,8 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -19,6 +21,16 @@ from p2p.transport.connection import DirectStream, MeteredStream, Wakeup
 from p2p.transport.memory import BACKLOG, MemoryNetwork
 from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
 from p2p.wire import KI
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[TcpStream, TcpStream]]:
+    listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
+    async with await TcpNetwork().dial(listener.addr) as one, await listener.accept() as other:
+        assert isinstance(one, TcpStream)
+        assert isinstance(other, TcpStream)
+        yield one, other
+    await listener.aclose()
 
 
 async def test_names_are_looked_up() -> None:
@@ -35,9 +47,7 @@ async def test_names_are_looked_up() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what was never sent")
 async def test_a_socket_says_what_the_kernel_has_not_sent() -> None:
-    listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
-    async with await TcpNetwork().dial(listener.addr) as ours, await listener.accept() as peer:
-        assert isinstance(ours, TcpStream)
+    async with pair() as (ours, peer):
         assert isinstance(ours, MeteredStream)
         assert ours.unsent == 0
         ours.keep_short(16 * KI)
@@ -57,7 +67,6 @@ async def test_a_socket_says_what_the_kernel_has_not_sent() -> None:
                 while sent:
                     sent -= len(await peer.receive_some())
         assert ours.unsent == 0
-    await listener.aclose()
 
 
 async def test_listening_everywhere_names_an_address_others_can_use() -> None:
@@ -107,11 +116,7 @@ async def test_a_machine_without_sockets_says_so(monkeypatch) -> None:
 @pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the kernel does not tell")
 @pytest.mark.parametrize("how", ["closes", "ends", "resets"])
 async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str) -> None:
-    network = TcpNetwork()
-    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
-    async with await network.dial(listener.addr) as one, await listener.accept() as other:
-        assert isinstance(one, TcpStream)
-        assert isinstance(other, TcpStream)
+    async with pair() as (one, other):
         assert not other.has_spoken()
         await one.send_all(b"unread")
         await trio.lowlevel.wait_readable(other._sock)
@@ -130,15 +135,10 @@ async def test_that_the_other_end_has_gone_is_known_before_all_is_read(how: str)
         await other.aclose()
         assert other.has_gone()
         assert not other.has_spoken()
-    await listener.aclose()
 
 
 async def test_receiving_into_a_buffer_and_sending_without_waiting() -> None:
-    network = TcpNetwork()
-    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
-    async with await network.dial(listener.addr) as one, await listener.accept() as other:
-        assert isinstance(one, TcpStream)
-        assert isinstance(other, TcpStream)
+    async with pair() as (one, other):
         assert one.send_nowait(memoryview(b"hello")) == 5
         buffer = memoryview(bytearray(10))
         assert await other.receive_into(buffer) == 5
@@ -150,20 +150,14 @@ async def test_receiving_into_a_buffer_and_sending_without_waiting() -> None:
             one.send_nowait(memoryview(b"x"))
     with pytest.raises(trio.ClosedResourceError):
         await other.receive_into(buffer)
-    await listener.aclose()
 
 
 async def test_a_dead_peer_breaks_the_stream() -> None:
-    network = TcpNetwork()
-    listener = await network.listen(Multiaddr.parse("/ip4/127.0.0.1/tcp/0"))
-    one, other = await network.dial(listener.addr), await listener.accept()
-    assert isinstance(other, TcpStream)
-    other._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    await other.aclose()
-    with pytest.raises(trio.BrokenResourceError):
-        await one.receive_some()
-    await one.aclose()
-    await listener.aclose()
+    async with pair() as (one, other):
+        other._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        await other.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            await one.receive_some()
 
 
 async def test_a_memory_backlog_is_bounded() -> None:

@@ -1,14 +1,15 @@
-"""Environments of text: packed tasks, a real tokenizer, several environments as one."""
+"""Environments of text: packed tasks, a real tokenizer, several as one, and conversations."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -18,7 +19,14 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
 from roles.contract.core.pin import FilePin
 from roles.engines.evaluation import grade
-from roles.envs.base import Task, TeachingEnvironment, open_teaching
+from roles.envs.base import (
+    Task,
+    TeachingEnvironment,
+    TurnLimits,
+    open_teaching,
+)
+from roles.envs.calculator import CalculatorEnvironment, calculate
+from roles.envs.client import LocalEnvironment
 from roles.envs.contained import (
     MAX_READ,
     SUSPECT,
@@ -31,6 +39,7 @@ from roles.envs.contained import (
     texts_of,
 )
 from roles.envs.data import read_data
+from roles.envs.guess import GuessEnvironment
 from roles.envs.mix import (
     DOMAIN,
     EnvironmentPart,
@@ -39,7 +48,7 @@ from roles.envs.mix import (
     kind_of,
     open_mix,
 )
-from roles.envs.sort import SortEnvironment
+from roles.envs.sort import SortEnvironment, decode, encode
 from roles.envs.text import (
     MAX_MESSAGES,
     MAX_SOURCE,
@@ -48,14 +57,15 @@ from roles.envs.text import (
     TextModel,
     TextTask,
     TokenizedEnvironment,
+    TokenizedTurns,
     is_held_out,
     is_text,
     pack_text_task,
     unpack_text_task_untrusted,
 )
+from roles.models.errors import BadModel
 from roles.models.tokenizer import Tokenizer
-from tests.model_folders import END, make_folder
-from tests.support.foreign import foreign
+from tests.model_folders import END, SPECIAL, make_folder
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 tasks = st.builds(
@@ -98,12 +108,6 @@ def model_in(folder: Path, **changes: int) -> TextModel:
 @given(tasks)
 def test_a_task_comes_back_as_it_was_packed(task: TextTask) -> None:
     assert unpack_text_task_untrusted(pack_text_task(task)) == task
-
-
-@given(foreign | tasks.map(pack_text_task).map(lambda source: source[:-1]))
-def test_whatever_bytes_come_only_bad_message_is_raised(source: bytes) -> None:
-    with pytest.raises(BadMessage):
-        unpack_text_task_untrusted(source)
 
 
 def test_tasks_have_limits() -> None:
@@ -216,17 +220,6 @@ def test_a_model_that_knows_fewer_tokens_than_the_tokenizer_is_named(folder: Pat
     environment = TokenizedEnvironment(EchoEnvironment(), Tokenizer.open(folder), small)
     with pytest.raises(EnvironmentFailed, match="the model knows 0 to 19"):
         task_of(environment, bytes(32))
-
-
-def test_an_absurd_source_fails_its_reward_alone(folder: Path) -> None:
-    environment = TokenizedEnvironment(
-        EchoEnvironment(), Tokenizer.open(folder), model_in(folder)
-    )
-    task = task_of(environment, bytes(32))
-    for source in (b"", task.source[:-3], pack([1, 2]), bytes(MAX_SOURCE + 1)):
-        with pytest.raises(EnvironmentFailed, match="'echo' comes back as none"):
-            reward_of(environment, replace(task, source=source), (END,))
-    reward_of(environment, task, (END,))
 
 
 def test_an_environment_says_what_it_is_of() -> None:
@@ -386,3 +379,151 @@ def test_the_operator_hears_of_answers_that_are_raised_on_once_and_of_all_there_
     assert caplog.text.count("its author must mend it") == 1
     with pytest.raises(EnvironmentFailed, match="a file of mine has gone"):
         submit("never")
+
+
+# Conversations
+
+
+TURNS = TurnLimits(most=4, heard=64, max_new_tokens=60, end_tokens=(END,))
+
+
+class Parrot:
+    """Repeats what it was told, until it is told to stop."""
+
+    name = "parrot"
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        return TextTask((Message("user", f"talk {seed[:1].hex()}"),), "", "stop")
+
+    async def respond(self, task: TextTask, said: Sequence[str]) -> str | None:
+        return None if said[-1] == task.answer else said[-1]
+
+    async def reward(self, task: TextTask, said: Sequence[str], ended: bool) -> float:
+        return 1.0 if ended and said[-1] == task.answer else 0.0
+
+    def evaluation(self) -> list[TextTask]:
+        return [self.task(b"e", held_out=True)]
+
+
+def talking(folder: Path, limits: TurnLimits = TURNS) -> MixedEnvironment:
+    part = TokenizedTurns(
+        Parrot(), Tokenizer.open(folder), model_in(folder, context=512, max_new_tokens=124)
+    )
+    return MixedEnvironment({"parrot": (1.0, part)}, limits)
+
+
+def test_a_row_is_what_the_template_makes_of_the_conversation(folder: Path) -> None:
+    """Also of words that spell end tokens: they get a blank inside."""
+    tokenizer, environment, rng = Tokenizer.open(folder), talking(folder), Random(4)
+    task = environment.task(b"s" * 32)
+    signs = ["a", "Z", " ", "\n", "é", "🐟", "'", '"', "<", "|", *SPECIAL]
+    for _ in range(200):
+        words = "".join(rng.choices(signs, k=rng.randint(1, 9))).strip() or "x"
+        drawn = (*(one for one in tokenizer.encode(words) if one != END), END)
+        said = tokenizer.decode(drawn[:-1])
+        if said.strip() in {"", "stop"}:
+            continue
+        (heard,) = environment.hear(task, drawn)
+        plain = tokenizer.tail((END,)).tokens("x", 64)
+        assert plain is not None
+        assert heard.count(END) == plain.count(END)
+        clean = said.strip()
+        for special in sorted(SPECIAL, key=len, reverse=True):
+            clean = clean.replace(special, f"{special[:1]} {special[1:]}")
+        talk = [("user", "talk 73"), ("assistant", "@"), ("user", clean)]
+        whole = tokenizer.render([SimpleNamespace(role=r, content=c) for r, c in talk])
+        _, _, behind = whole.rpartition("@")
+        if len(clean.encode()) < 30:
+            assert tokenizer.encode(behind)[1:] == heard
+
+
+def test_observations_are_cut_to_what_is_left(folder: Path) -> None:
+    for room in (40, 60, 90):
+        environment = talking(folder, replace(TURNS, heard=room, max_new_tokens=500))
+        task = environment.task(b"s" * 32)
+        drawn = (*Tokenizer.open(folder).encode("long " * 40), END)
+        assert 0 < sum(map(len, environment.hear(task, drawn))) <= room
+        assert 0 < sum(map(len, environment.hear(task, drawn + drawn))) <= room
+
+
+def test_it_is_asked_until_it_ends_the_completion(folder: Path) -> None:
+    environment, encode_text = talking(folder), Tokenizer.open(folder).encode
+    task = environment.task(b"s" * 32)
+    more, stop = (*encode_text("hi"), END), (*encode_text("stop"), END)
+    answers = [more, more + stop, stop, more * 4, encode_text("hi")]
+    one, two, none, four, cut = (environment.hear(task, answer) for answer in answers)
+    assert (len(one), len(two), none, len(four), cut) == (1, 2, ((),), 3, ())
+    assert two[1] == ()
+    assert all(four)
+    assert [environment.reward(task, answer) for answer in answers] == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ends the assistant's turn"),
+        ("{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>"
+         "{{ loop.index if loop.last }}{% endfor %}", "depends on what was said before"),
+        ("{{ messages[0].content }}<|im_end|>", "does not show an answer"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_carry_turns_is_refused(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    folder = make_folder(tmp_path / "llama")
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(BadModel, match=said):
+        Tokenizer.open(folder).tail((END,))
+
+
+def test_an_end_token_that_the_run_does_not_name_is_refused(folder: Path) -> None:
+    with pytest.raises(BadModel, match="name it there"):
+        Tokenizer.open(folder).tail((END + 1,))
+
+
+def test_an_environment_of_turns_needs_a_run_of_turns() -> None:
+    setup = EnvironmentSetup(parts=(EnvironmentPart(name="guess"),))
+    with pytest.raises(ConfigError, match=r"set turns and heard in \[sampling\]"):
+        open_mix(setup)
+
+
+async def test_guess_is_found_by_halving() -> None:
+    limits = TurnLimits(most=4, heard=6, max_new_tokens=12, end_tokens=(0,))
+    environment = LocalEnvironment(
+        MixedEnvironment({"guess": (1.0, GuessEnvironment())}, limits)
+    )
+    for task in (await environment.evaluation())[:20]:
+        low, high = map(int, decode(task.prompt)[1:-1].split("-"))
+        drawn: tuple[int, ...] = ()
+        for _ in range(4):
+            guess = (low + high) // 2
+            drawn += encode(f"{guess}$")
+            (heard,) = await environment.hear([(task, [drawn])])
+            if len(heard) < drawn.count(0) or not heard[-1]:
+                break
+            low, high = (low, guess - 1) if decode(heard[-1]) == "<=" else (guess + 1, high)
+        found = decode(drawn).endswith(decode(task.answer))
+        assert found or high - low > 0
+        assert await environment.rewards([(task, [drawn])]) == [float(found)]
+
+
+@pytest.mark.parametrize(
+    ("formula", "value"),
+    [("4821 * 377", "1817517"), ("(2+3)*4//3", "6"), ("-7 - 1", "-8"), ("1//0", "error"),
+     ("9**9**9", "error"), ("(" * 60, "error"), ("9" * 64, "error"), ("1.5*2", "error"),
+     ("print", "error"), ("", "error"), ("99999999999 * 99999999999", "error")],
+)  # fmt: skip
+def test_the_calculator_computes_or_says_error(formula: str, value: str) -> None:
+    assert calculate(formula) == value
+
+
+async def test_a_product_is_right_by_the_calculator_or_by_heart() -> None:
+    environment = CalculatorEnvironment()
+    task = environment.task(b"p" * 32)
+    asked = task.messages[0].content.partition("What is ")[2].partition("?")[0]
+    call = f"<calc>{asked}</calc>"
+    assert await environment.respond(task, [call]) == task.answer
+    assert await environment.respond(task, [call, f"It is {task.answer}."]) is None
+    assert await environment.reward(task, [call, f"It is {task.answer}."], True) == 1
+    for said in ([call], [call, f"It is {task.answer}1"], [f"<calc>{task.answer}</calc>"]):
+        assert await environment.reward(task, said, True) == 0

@@ -14,18 +14,14 @@ from numpy.typing import NDArray
 from proofs.field import PRIME, evaluate, interpolate
 from proofs.toploc import (
     MAX_MODULUS,
-    NO_MATCH,
-    ChunkStats,
     Malformed,
     ToplocStats,
     TopValues,
     bfloat16_patterns,
     commit,
-    encode,
     independence,
     injective_moduli,
     largest,
-    package_statistics,
     proof_size,
     verify,
     worst,
@@ -52,24 +48,6 @@ def stats_of(proof: bytes, rows: NDArray[np.float32]) -> ToplocStats:
 
 
 # Bytes
-
-
-def test_newton_vector_of_the_package() -> None:
-    coefficients = interpolate(np.array([[1, 3, 5, 2]]), np.array([[1, 5, 4, 1]]))
-    assert coefficients.tolist() == [[49133, 40920, 49130, 57309]]
-
-
-@pytest.mark.parametrize(
-    ("indices", "patterns", "proof"),
-    [
-        ([100000, 70000, 5, 65503], [16256, 16384, 49024, 0], "ffd907647c1d6a06d0a3"),
-        ([7, 65504, 131001], [1, 2, 3], "ffd8ffd300010000"),
-    ],
-)
-def test_point_vectors_of_the_package(
-    indices: list[int], patterns: list[int], proof: str
-) -> None:
-    assert encode(np.array([indices]), np.array([patterns])) == [bytes.fromhex(proof)]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +211,6 @@ def test_errors_of_a_short_chunk_are_scaled() -> None:
     rows = noise(34, 64)
     changed = rows * np.float32(1.03)
     (proof,) = commit([rows])
-    raw = [one.mantissa_mean for one in package_statistics(proof, changed)]
     fed = TopValues()
     for start in range(0, 34, 7):
         fed.add(changed[start : start + 7])
@@ -241,10 +218,7 @@ def test_errors_of_a_short_chunk_are_scaled() -> None:
         (stats,) = verify([proof], [activations])
         assert isinstance(stats, ToplocStats)
         whole, short = stats.means
-        assert whole == pytest.approx(
-            raw[0], rel=0.3
-        )  # the package compares those at the border
-        assert short == pytest.approx(raw[1] * 0.5, rel=0.3)
+        assert short == pytest.approx(whole * 0.5, rel=0.3)
         assert stats.mantissa_mean == max(whole, short)
 
 
@@ -291,32 +265,14 @@ def test_small_numeric_noise_is_seen_in_the_mantissas_only() -> None:
     assert 0 < stats.mantissa_mean < 2
 
 
-def test_negated_activations_are_caught_here_and_not_by_the_package() -> None:
+def test_negated_activations_are_caught() -> None:
     rows = noise(64, 64)
     (proof,) = commit([rows])
     assert stats_of(proof, -rows).exponent_mismatches >= 120
-    assert package_statistics(proof, -rows) == [ChunkStats(0, 0.0, 0.0)] * 2
-
-
-def test_the_package_statistics() -> None:
-    rows = noise(64, 64)
-    (proof,) = commit([rows])
-    assert package_statistics(proof, rows) == [ChunkStats(0, 0.0, 0.0)] * 2
-    assert (
-        package_statistics(proof, rows * np.float32(2))
-        == [ChunkStats(128, NO_MATCH, NO_MATCH)] * 2
-    )
-    noisy = rows * (1 + 0.03 * noise(64, 64, seed=9))
-    for chunk in package_statistics(proof, noisy):
-        assert 15 <= chunk.exponent_mismatches <= 60
-        assert 2 < chunk.mantissa_mean < 10
-    with pytest.raises(ValueError, match="bytes"):
-        package_statistics(proof[:-1], rows)
 
 
 def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> None:
-    """One value, half-way between two bfloat16 numbers, stands 16 times at the border of a
-    chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave together."""
+    """16 equal values enter or leave a chunk's top 128 together."""
     rng = np.random.default_rng(7)
     rows = rng.uniform(0.1, 2.0, (32, 64)).astype(np.float32)
     flat = rows.reshape(-1)
@@ -412,15 +368,13 @@ def test_wide_chunks_may_need_a_smaller_modulus_but_not_any() -> None:
 
 
 def test_noise_in_values_near_zero_is_nobodys_fault() -> None:
-    """One row is one chunk, and its top k takes all of it, down to values as small as float32
-    noise."""
+    """The top k takes all of a row, down to float32 noise."""
     theirs = noise(1, 64)
     theirs[0, :4] = 3e-6, -4e-6, 5e-6, 1e-5
     mine = theirs.copy()
     mine[0, :4] = -2e-6, 6e-6, 9e-7, 3e-5
     (proof,) = commit([theirs])
     assert verify([proof], [mine]) == [ToplocStats(1, 0, 0.0, 0.0)]
-    assert package_statistics(proof, mine)[0].exponent_mismatches > 0
 
 
 def test_one_infinite_value_among_small_ones_hides_nothing() -> None:

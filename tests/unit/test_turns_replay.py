@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 import trio
 
 from p2p.identity import verify
@@ -39,7 +38,6 @@ def make_model(seed: int = 5) -> TransformerModel:
 
 @pytest.fixture(scope="module")
 def talker() -> Talker:
-    torch.set_num_threads(1)
     run = make_turns_run(SHAPE, ends=ENDS)
     return Talker(run, make_model(), Talk(SHAPE.vocabulary))
 
@@ -89,8 +87,7 @@ async def recorded_of(talker: Talker, places: int) -> list[Evidence]:
 
 
 def refused_of_2000(talker: Talker, recorded: list[Evidence]) -> int:
-    """How many of 2,000 submissions are refused, each of eight groups drawn again, with
-    replacement, from those that were recorded."""
+    """How many of 2,000 submissions, drawn from what was recorded, are refused."""
     limits, rng, refused = talker.run.terms.limits, Random(1), 0
     for _ in range(2000):
         pool = [rng.choice(recorded) for _ in range(8)]
@@ -167,8 +164,7 @@ class Shelf:
 async def test_a_completion_on_which_the_environment_raises_is_void_and_no_other(
     talker: Talker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ended the scoring of the whole place. Where one machine fails alone, nobody is
-    struck."""
+    """Where one machine fails alone, nobody is struck."""
 
     class Brittle(Talk):
         def respond(self, task: Task, tokens: Sequence[int], room: int) -> Sequence[int] | None:

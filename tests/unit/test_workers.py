@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def kill(remote: Remote) -> None:
     kill_family(remote.process.pid)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_PAUSE", 0.0)
 
@@ -80,7 +81,6 @@ async def test_values_and_failures_cross_as_they_are(tmp_path: Path) -> None:
         assert await remote.call("add", 4) == 5, "one process answered them all"
 
 
-@pytest.mark.usefixtures("brisk")
 @pytest.mark.parametrize("method", ["fail", "_private", "absent"])
 async def test_a_bug_ends_the_process(tmp_path: Path, method: str) -> None:
     async with opened(tmp_path) as remote:
@@ -89,7 +89,6 @@ async def test_a_bug_ends_the_process(tmp_path: Path, method: str) -> None:
         assert await remote.call("add", 1) == 2, "a new one, configured as the first"
 
 
-@pytest.mark.usefixtures("brisk")
 async def test_the_death_of_a_process_that_keeps_something_is_told_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as remote:
         assert await remote.call("add", 9) == 10
@@ -110,6 +109,7 @@ async def test_one_that_always_dies_at_a_method_is_given_up(
             pauses.append(seconds)
 
         monkeypatch.setattr(remote._world, "sleep", sleep)
+        monkeypatch.setattr(client, "FIRST_PAUSE", 1.0)
         mark = str(tmp_path / "mark")
         for _ in range(client.MOST_DEATHS - 1):
             with pytest.raises(WorkerDied, match="process of sums ended"):
@@ -120,7 +120,6 @@ async def test_one_that_always_dies_at_a_method_is_given_up(
     assert pauses == [1.0, 2.0, 4.0, 8.0]
 
 
-@pytest.mark.usefixtures("brisk")
 async def test_one_that_dies_while_it_starts_is_replaced(tmp_path: Path) -> None:
     for times in (2, 99):
         mark = str(tmp_path / f"mark{times}")
@@ -135,7 +134,6 @@ async def test_one_that_dies_while_it_starts_is_replaced(tmp_path: Path) -> None
                     await remote.start("die", mark, times)
 
 
-@pytest.mark.usefixtures("brisk")
 async def test_a_cancelled_call_ends_the_process(tmp_path: Path) -> None:
     async with opened(tmp_path) as remote:
         with trio.move_on_after(0.1):
@@ -227,3 +225,91 @@ def test_what_it_prints_garbles_no_frame_and_it_ends_with_its_input() -> None:
         errors = process.stderr.read()
     assert b"noise of a library" in errors
     assert b"noise of C code" in errors
+
+
+# Workers that lie, or die in the middle of something
+
+
+async def test_a_method_that_forks_answers_once(tmp_path: Path) -> None:
+    """The child answered as well: each later call got the reply of the one before it."""
+    async with opened(tmp_path) as remote:
+        assert await remote.call("fork", 7) == 7
+        assert [await remote.call("echo", number) for number in (1, 2, 3)] == [1, 2, 3]
+
+
+async def test_what_a_dead_process_leaves_behind_holds_no_call_up(tmp_path: Path) -> None:
+    """Its child had the pipe, which did not end: the node waited for the reply for ever."""
+    async with opened(tmp_path) as remote:
+        with pytest.raises(WorkerDied, match="exit -9"):
+            await remote.call("abandon")
+        assert await remote.call("echo", 1) == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="finds its pipes in /proc")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\0\0\0\x03abc",
+        b"\0\0\0\x02\x92\xc3",
+        b"\0\0\0\x03\x92\xc2\x90",
+    ],
+)
+async def test_garbage_in_the_pipe_costs_the_process(tmp_path: Path, data: bytes) -> None:
+    """It raised msgpack's errors in the node, or `LimitExceeded`, which no role expects."""
+    async with opened(tmp_path) as remote:
+        with pytest.raises(WorkerDied, match="answered nonsense"):
+            await remote.call("garble", data)
+        assert await remote.call("echo", 1) == 1
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "elsewhere"])
+async def test_only_files_of_the_worker_s_folder_are_read(tmp_path: Path, what: str) -> None:
+    """A pipe held a thread of the node for ever; a link gave the worker any of its files."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    async with opened(tmp_path) as remote:
+        scratch = Scratch(remote._world, "scratch")
+        async with scratch.files() as (answer, _):
+            written = await remote.call("lay", what, answer, str(secret))
+            with pytest.raises(StorageError, match=r"cannot be read|no file of this worker"):
+                await scratch.read(written, bytes)
+
+
+async def test_the_node_writes_through_no_link_of_the_worker(tmp_path: Path) -> None:
+    """Names of later files are known: the node overwrote whatever they led to."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"old")
+    async with opened(tmp_path) as remote:
+        scratch = Scratch(remote._world, "scratch")
+        await remote.call("lay", "link", str(tmp_path / "scratch/1"), str(precious))
+        with pytest.raises(StorageError, match="cannot be written"):
+            async with scratch.files([b"new"]):
+                pass
+    assert precious.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("sizes", [[-1, 4], [2.5, 0.5], 3, ["3"], [MAX_FRAME]])
+async def test_sizes_that_do_not_fit_a_file_are_no_records(
+    tmp_path: Path, sizes: object
+) -> None:
+    async with opened(tmp_path) as remote:
+        scratch = Scratch(remote._world, "scratch")
+        async with scratch.files([b"abc"]) as (_, [file]):
+            with pytest.raises(StorageError, match="cannot be read"):
+                await scratch.read([file.path, sizes], bytes)
+
+
+async def test_a_file_that_is_cut_off_while_it_is_read_ends_no_node(tmp_path: Path) -> None:
+    """The node had mapped it: the kernel ended it with SIGBUS."""
+    async with opened(tmp_path) as remote:
+        scratch = Scratch(remote._world, "scratch")
+        async with scratch.files([bytes(1 << 16)] * 9) as (_, [file]):
+
+            def cut(record: bytes) -> bytes:
+                os.truncate(file.path, 0)
+                return record
+
+            with pytest.raises(StorageError, match="cut off"):
+                await scratch.read(file, cut)

@@ -1,8 +1,7 @@
 """One life of a trainer with a real engine in its process and a real disk, without a swarm.
 
-``python -m tests.unit.trainer_life FOLDER STEPS`` prints each version that it publishes, and is
-killed at any time. With a third argument its learner is another process
-(tests/unit/external_trainer.py); ``POINT:STEP`` is where it kills itself, ``never`` nowhere.
+``python -m tests.unit.trainer_life FOLDER STEPS POINT:STEP`` is one whose learner is another
+process (tests/unit/external_trainer.py). It kills itself at that point; ``never`` is nowhere.
 """
 
 from __future__ import annotations
@@ -170,8 +169,6 @@ class Shardcast:
         with self._path.open("a") as file:
             file.write(f"{int(version)}\n")
         self.newest = version
-        sys.stdout.write(f"{int(version)}\n")
-        sys.stdout.flush()
 
     def holds(self, _: PolicyVersion) -> bool:
         return True
@@ -216,14 +213,12 @@ class Deadly(ExternalLearner):
         self.die("saved", self._step)
 
 
-async def live(folder: Path, steps: int, point: str = "") -> None:
+async def live(folder: Path, steps: int, point: str) -> None:
     world = RealWorld(KEY, folder)
     async with open_engine(world, CONFIG, name="trainer") as engine:
-        learner: Learner = engine
-        if point:
-            run: Any = SimpleNamespace(id=bytes(32), name="a run")
-            learner = Deadly(engine, world, CONFIG, run)
-            learner.point = point
+        run: Any = SimpleNamespace(id=bytes(32), name="a run")
+        learner = Deadly(engine, world, CONFIG, run)
+        learner.point = point
         await learn(world, folder, learner, steps)
 
 

@@ -34,7 +34,9 @@ class SeenCache:
     oldest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ttl: float = SEEN) -> None:
+        """Keep each id for ``ttl`` seconds."""
+        self._ttl = ttl
         self._accepted: dict[bytes, float] = {}
         self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
         self._sender: dict[bytes, PeerId] = {}
@@ -49,14 +51,14 @@ class SeenCache:
     def add(self, identity: bytes, peer: PeerId, now: float) -> None:
         """Note a message from ``peer``; it counts as unaccepted until `accept`."""
         self._make_room()
-        self._unaccepted.setdefault(peer, {})[identity] = now + SEEN
+        self._unaccepted.setdefault(peer, {})[identity] = now + self._ttl
         self._sender[identity] = peer
 
     def accept(self, identity: bytes, now: float) -> None:
         """Mark a message as accepted, or as published by this node."""
         self._drop_unaccepted(identity)
         self._make_room()
-        self._accepted[identity] = now + SEEN
+        self._accepted[identity] = now + self._ttl
 
     def reject(self, identity: bytes) -> None:
         """Mark a message as rejected. Each peer that sends it again is penalised too."""

@@ -32,7 +32,7 @@ from typing import Final, assert_never
 from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip import messages as msg
-from p2p.gossip.config import BACKOFF, GossipConfig
+from p2p.gossip.config import BACKOFF, SEEN, GossipConfig
 from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
@@ -66,7 +66,7 @@ class GossipCore:
         self._mesh = Mesh(config, rng, self._earned)
         self._quotas = PeerQuotas()
         self._promises = Promises(config)
-        self._seen = SeenCache()
+        self._seen = SeenCache(max(SEEN, 8 * config.interval))
         self._cache = MessageCache()
         self._out: dict[PeerId, msg.Rpc] = {}
         self._effects: list[ev.Effect] = []

@@ -245,10 +245,10 @@ class Dashboard:
 
     async def _stream(self, reply: _Reply) -> None:
         try:
-            with self._snapshots.viewing() as viewer:
+            with self._snapshots.viewing() as wait_picture:
                 await reply.begin(200, ("content-type", "text/event-stream"), *_HEADERS)
                 while True:
-                    await reply.part(await viewer.next())
+                    await reply.part(await wait_picture())
         except LimitExceeded as error:
             await reply.text(503, str(error))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -131,42 +131,35 @@ class Snapshots:
         self._told.notify_all()
 
     @contextmanager
-    def viewing(self) -> Iterator[Viewer]:
-        """Open a page's view for the length of the block.
+    def viewing(self) -> Iterator[Callable[[], Awaitable[bytes]]]:
+        """Open a page's view for the length of the block. Yield a function that waits for a new
+        picture and returns it as a server-sent event, with the curves if they have changed.
 
         Raises:
             LimitExceeded: There are too many viewers.
         """
         if self.viewers >= MAX_VIEWERS:
             raise LimitExceeded(f"{MAX_VIEWERS} pages are open already: close one")
+        seen, changes = 0, -1  # pictures, and changes of the curves, that this viewer has
+
+        async def wait_picture() -> bytes:
+            nonlocal seen, changes
+            while self._count == seen:
+                await self._told.wait()
+            with_curves = self._history.changes != changes
+            seen, changes = self._count, self._history.changes
+            if with_curves not in self._encoded:
+                curves = {"curves": self._history.curves()} if with_curves else {}
+                event = b"data: %s\n\n" % as_json({**self._drawn, **curves})
+                self._encoded[with_curves] = event
+            return self._encoded[with_curves]
+
         self.viewers += 1
         try:
             self._tell()
-            yield Viewer(self)
+            yield wait_picture
         finally:
             self.viewers -= 1
-
-
-class Viewer:
-    """One open page."""
-
-    def __init__(self, snapshots: Snapshots) -> None:
-        self._of = snapshots
-        self._seen = 0  # pictures
-        self._changes = -1  # of the curves
-
-    async def next(self) -> bytes:
-        """Wait for a new picture and return it as a server-sent event, with the curves if
-        they have changed."""
-        one = self._of
-        while one._count == self._seen:
-            await one._told.wait()
-        with_curves = one._history.changes != self._changes
-        self._seen, self._changes = one._count, one._history.changes
-        if with_curves not in one._encoded:
-            curves = {"curves": one._history.curves()} if with_curves else {}
-            one._encoded[with_curves] = b"data: %s\n\n" % as_json({**one._drawn, **curves})
-        return one._encoded[with_curves]
 
 
 def as_json(value: object) -> bytes:

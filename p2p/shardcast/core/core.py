@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
+from p2p.bounded import BoundedDict
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
@@ -39,7 +40,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import Origin
-from p2p.shardcast.core.peers import Flows, Peers
+from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import note_pushed, receipt_of
 from p2p.shardcast.core.repair import Repair
@@ -74,7 +75,12 @@ class ShardcastCore:
         self._upload = Upload(local, statements, self._downloads, self._peers, lines)
         self._repair = Repair(local, statements, self._peers, self._upload, rng, config.stall)
         self._origin = Origin(local, statements, self._peers.is_gone, lines, config)
-        self.flows = Flows()
+        # Peers remembered in each direction, for display: more than a node feeds, or is fed by.
+        # The one that moved nothing for longest goes first.
+        self.came: BoundedDict[PeerId, int] = BoundedDict(64)
+        """Maps peers to the bytes of chunks that they sent."""
+        self.sent: BoundedDict[PeerId, int] = BoundedDict(64)
+        """Maps peers to the bytes of chunks that they were sent."""
         self._has_refused = False
         """True if this node has received a roster for another version of Shoal."""
         self._out: list[ev.Effect] = []
@@ -100,7 +106,7 @@ class ShardcastCore:
     @property
     def uplink_rate(self) -> float:
         """Bytes per second that this node's uplink carries; 0 until it is measured."""
-        return self._upload.uplink_rate
+        return self._upload.uplink.rate
 
     @property
     def next_deadline(self) -> float:
@@ -166,10 +172,9 @@ class ShardcastCore:
                 assert_never(event)
         if self._origin.is_roster_due(self._now):
             self._out.append(ev.Regroup())
-        if not self._origin.is_idle:
-            self._out += self._origin.start(self._now)
-            for peer, header in self._origin.give(self._upload.has_room, self._now):
-                self._upload.push(peer, header)
+        self._out += self._origin.start(self._now)
+        for peer, header in self._origin.give(self._upload.has_room, self._now):
+            self._upload.push(peer, header)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
         return self._out
@@ -240,8 +245,7 @@ class ShardcastCore:
             if chunk >= download.count:
                 self._ban(peer, "wants a chunk that does not exist")
                 return
-            lanes = self._upload.lanes
-            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
+            if not self._origin.ask(download.name, chunk, peer, self._now):
                 self._upload.serve(peer, download, chunk)
 
     def _policy_news(self, news: msg.PolicyNews, gossip: bool) -> None:
@@ -391,7 +395,7 @@ class ShardcastCore:
         pushed = request is None and header.stripe != msg.NO_STRIPE
         download.accept(header.index, peer, self._now, pushed=pushed)
         self.stats.chunks_repaired += is_answer
-        self.flows.count_came(peer, size)
+        self.came.renew(peer, self.came.get(peer, 0) + size)
         if peer == download.manifest.publisher:
             self.stats.from_origin += size
         else:
@@ -420,7 +424,7 @@ class ShardcastCore:
         if header is not None:
             self._origin.note_left(peer, header, self._now)
             download = self._downloads.get(header.policy)
-        self.flows.count_sent(peer, size)
+        self.sent.renew(peer, self.sent.get(peer, 0) + size)
         if download is not None and download.manifest.publisher == self._local:
             self.stats.uploaded_as_origin += size
         else:

@@ -558,22 +558,19 @@ class HandOut:
                 self._advance(gift.chunk, GiftEvent.ASK)
         return True
 
-    def ask(self, number: int, by: PeerId, now: float, lanes: int) -> bool:
-        """Handle a peer's request to the origin itself for a chunk. ``lanes`` peers have
-        something under way.
+    def ask(self, number: int, by: PeerId, now: float) -> bool:
+        """Handle a peer's request to the origin itself for a chunk.
 
         Return True if the chunk comes along a stripe, which serves every peer that misses it:
         when a second peer asks for a chunk, it is given again, once. The first peer is answered
-        directly, since the chunk is mostly on its way. A line that is busy for most roots does
-        not carry a chunk twice that is still to be given.
+        directly, since the chunk is mostly on its way.
         """
         chunk = self._chunk(number)
         roster = chunk.gift.roster if chunk.gift is not None else self.forest.roster
         if by not in roster.positions:
             return False  # it came later: no stripe failed it
-        is_soon_given = 2 * lanes > len(self._active) > 0
         if chunk.stage is GiftStage.FRESH:
-            return is_soon_given
+            return False
         if self._told is not None:
             self._doubt_what_is_rare(self._told)
         is_sure = (
@@ -581,7 +578,7 @@ class HandOut:
         )
         chunk.asker = chunk.asker or by
         if chunk.stage in _URGENT:
-            return is_soon_given
+            return False
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
         if not is_repeated and any(peer != had for peer in self._active):
@@ -665,11 +662,6 @@ class Origin:
         """Make `download` the next version to hand out. ``resumed`` is True if its hand-out
         began before a restart."""
         self._next, self._resumed = download, resumed
-
-    @property
-    def is_idle(self) -> bool:
-        """True if no version waits to start and no chunk is left to give."""
-        return self._next is None and not self._handouts
 
     def start(self, now: float) -> list[ev.Effect]:
         """Announce the next version and start its hand-out, if its turn has come."""
@@ -772,14 +764,14 @@ class Origin:
         if handout is not None and header.stripe != msg.NO_STRIPE:
             handout.note_left(peer, now)
 
-    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
+    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float) -> bool:
         """Return True if the chunk that ``by`` asks for is given along the forest, not to
-        ``by`` alone. ``lanes`` peers have something under way."""
+        ``by`` alone."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
         self._report(handout, handout.suspect(chunk, by, now), by, now)
-        return handout.ask(chunk, by, now, lanes)
+        return handout.ask(chunk, by, now)
 
     def _report(self, handout: HandOut, root: PeerId | None, by: PeerId, now: float) -> None:
         if root is not None and handout.report(root, by):

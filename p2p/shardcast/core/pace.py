@@ -20,9 +20,6 @@ from p2p.wire import MIB
 SMOOTHING: Final = 0.25
 """Weight of the newest sample. TCP gives a round trip 1/8 (RFC 6298); here samples are chunks,
 which are fewer: after four of them two thirds of the average are theirs."""
-_DEVIATIONS: Final = 4
-"""Mean deviations above the average from which a sample counts as late, as in TCP's
-retransmission timeout (RFC 6298): a steady line is late soon, an uneven one is waited for."""
 
 
 class SmoothedAverage:
@@ -46,9 +43,10 @@ class Patience:
     """Time to wait for an event, estimated from past waits.
 
     This is the only estimator of "late" in SHARDCAST. It waits for what is usual plus four
-    times what samples usually differ from that, at least ``floor`` and at most ``ceiling``
-    seconds. The floor keeps a queue that is about to move from being taken for a failure; the
-    ceiling keeps a peer from teaching others to wait for it.
+    times what samples usually differ from that, as TCP's retransmission timeout (RFC 6298), at
+    least ``floor`` and at most ``ceiling`` seconds: a steady line is late soon, an uneven one
+    is waited for. The floor keeps a queue that is about to move from being taken for a failure;
+    the ceiling keeps a peer from teaching others to wait for it.
     """
 
     __slots__ = ("_ceiling", "_deviation", "_floor", "usual")
@@ -77,7 +75,7 @@ class Patience:
 
     def wait(self, floor: float = 0.0) -> float:
         """Seconds after which a chunk is late; at least ``floor``, whatever the ceiling."""
-        late = max(self._floor, self.usual + _DEVIATIONS * self._deviation)
+        late = max(self._floor, self.usual + 4 * self._deviation)
         return max(floor, min(self._ceiling, late))
 
 

@@ -72,28 +72,3 @@ class Peers:
     def is_gone(self, peer: PeerId) -> bool:
         """Return True if sending to ``peer`` is pointless."""
         return peer in self._lost or peer in self._banned
-
-
-class Flows:
-    """Counts bytes by peer since this node started, for display only."""
-
-    def __init__(self) -> None:
-        # Peers remembered in each direction: more than a node feeds, or is fed by. The one that
-        # moved nothing for longest goes first.
-        self._came: BoundedDict[PeerId, int] = BoundedDict(64)
-        self._sent: BoundedDict[PeerId, int] = BoundedDict(64)
-
-    def count_came(self, peer: PeerId, size: int) -> None:
-        """Count a chunk received from ``peer``."""
-        self._came.renew(peer, self._came.get(peer, 0) + size)
-
-    def count_sent(self, peer: PeerId, size: int) -> None:
-        """Count a chunk sent to ``peer``."""
-        self._sent.renew(peer, self._sent.get(peer, 0) + size)
-
-    def health(self) -> dict[str, dict[str, int]]:
-        """Health as plain values."""
-        return {
-            "from": {str(peer): size for peer, size in self._came.items()},
-            "to": {str(peer): size for peer, size in self._sent.items()},
-        }

@@ -88,7 +88,7 @@ class Uplink:
         self._since = now
         if not self._under_way:
             # Bytes that may still be on this node when the last chunk of a burst is reported as
-            # gone (`p2p.shardcast.bulk.UNSENT`): they are not counted.
+            # gone (`p2p.shardcast.bulk.Sender`): they are not counted.
             self._bytes = max(0, self._bytes - 16 * KI)
         # Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what
         # may be unsent when a chunk is reported as gone, so that a sample is off by a few
@@ -127,7 +127,7 @@ class Upload:
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have a chunk to start."""
-        self._uplink = Uplink()
+        self.uplink = Uplink()
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """Return the forest along which chunks of a roster's ``epoch`` travel; None if it is
@@ -363,25 +363,15 @@ class Upload:
         self._queue(peer).push(header)
         self._ready[peer] = None
 
-    @property
-    def lanes(self) -> int:
-        """Number of peers for which a stripe chunk waits or is under way."""
-        return sum(queue.backlog > 0 for queue in self._queues.values())
-
     def has_room(self, root: PeerId) -> bool:
         """Return True if a root can be given another chunk of a hand-out."""
         queue = self._queues.get(root)
         return not self._peers.is_gone(root) and (queue is None or queue.backlog < CREDIT)
 
-    @property
-    def uplink_rate(self) -> float:
-        """Bytes per second that this node's uplink carries; 0 until it is measured."""
-        return self._uplink.rate
-
     def note_left(self, peer: PeerId, size: int, now: float) -> msg.ChunkHeader | None:
         """Record that the chunk of ``size`` bytes under way to ``peer`` has left, and return
         its header."""
-        self._uplink.note_left(peer, size, now)
+        self.uplink.note_left(peer, size, now)
         queue = self._queues.get(peer)
         header = queue.finish(now) if queue is not None else None
         if header is not None:
@@ -426,7 +416,7 @@ class Upload:
                 and download.availability.needs(peer, header.index)
             ):
                 queue.start(now)
-                self._uplink.note_begun(peer, now)
+                self.uplink.note_begun(peer, now)
                 return header
             queue.drop()
             if download is not None and header.stripe != msg.NO_STRIPE:
@@ -456,7 +446,7 @@ class Upload:
             if version.manifest.publisher == peer:  # its next hand-out counts from the start
                 version.sharing.received = version.sharing.kept_up = 0
                 version.sharing.confirmed = 0, 0
-        self._uplink.lose(peer, now)
+        self.uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
         for header in queue.unconfirmed() if queue is not None else ():
             download = self._downloads.get(header.policy)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from typing import Any, Final, TypeVar
@@ -39,6 +38,7 @@ from p2p.errors import StorageError
 from p2p.shardcast.http.core import answers
 from p2p.shardcast.http.library import PIECE, FileChanged, Library, Reader, Release
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.wire import KI
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
@@ -49,14 +49,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
-FOREVER: Final = "public, max-age=31536000, immutable"
-"""Cache-Control header of what belongs to a version: a year, the longest that caches honour."""
 NEVER: Final = "no-cache"
 """Cache-Control header of the list of versions, for which clients ask each time."""
-_MAX_ARCHIVES: Final = 64
-"""Most versions whose archive is remembered. This exceeds what a node keeps; each takes a
-megabyte if a version has thousands of files."""
-_ALWAYS: Final = (("x-content-type-options", "nosniff"),)
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 # The publisher chooses the names of files: no script may run.
@@ -79,14 +73,6 @@ html { background: #101417; color: #e9e7e1 } a { color: #56c7bf } }</style><main
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Archive:
-    """A version as one file, for shardcast's clients."""
-
-    body: answers.Body
-    digest: bytes
-
-
 class HttpEdge:
     """Serves a library to HTTP clients; `keep_listing` must run beside it."""
 
@@ -98,10 +84,9 @@ class HttpEdge:
         self._world = world
         self._library = library
         self._on_changed = on_changed
-        self._readers: BoundedDict[bytes, Reader] = BoundedDict(_MAX_ARCHIVES)
+        # More than a node keeps; each takes a megabyte if a version has thousands of files.
+        self._readers: BoundedDict[bytes, Reader] = BoundedDict(64)
         """Maps the digest of a release to its reader."""
-        self._archives: BoundedDict[bytes, _Archive] = BoundedDict(_MAX_ARCHIVES)
-        """Maps the digest of a release to its archive."""
 
     async def keep_listing(self) -> None:
         """Keep the list of versions for shardcast's clients up to date.
@@ -120,11 +105,7 @@ class HttpEdge:
     async def _list(self, version: PolicyVersion) -> None:
         try:
             with self._library.borrow(version) as release:
-                if release.digest in self._archives:
-                    return
-                body = release.one_file()
-                digest = await self._reader(release).digest(body)
-                self._archives[release.digest] = _Archive(body, digest)
+                await self._reader(release).make_archive()
         except KeyError:
             pass  # pruned meanwhile: not listed either
         except FileChanged as changed:
@@ -135,7 +116,9 @@ class HttpEdge:
     def _reader(self, release: Release) -> Reader:
         reader = self._readers.get(release.digest)
         if reader is None or reader.release != release:
+            archive = reader.archive if reader is not None else None  # the same, elsewhere
             reader = self._readers[release.digest] = Reader(self._world, release)
+            reader.archive = archive
         return reader
 
     # ASGI
@@ -164,8 +147,9 @@ class HttpEdge:
             await reply.text(self._contents(), "application/json")
         elif path == answers.LISTING:
             await reply.text(self._listing(), "text/plain; charset=utf-8")
-        elif path == answers.PROBE:
-            await reply.text(bytes(answers.PROBE_BYTES), _OCTETS)
+        elif path == "data1.bin":
+            # shardcast's clients time a server by this file: 5 ms at 100 Mbit/s.
+            await reply.text(bytes(64 * KI), _OCTETS)
         elif path.startswith("latest/"):
             newest = max(self._library.versions, default=None)
             where = f"/v/{newest}/{quote(path.removeprefix('latest/'))}"
@@ -205,7 +189,7 @@ class HttpEdge:
         """
         what = path.removeprefix(f"v/{release.version}")
         if shard is not None:
-            whole = self._archives[release.digest].body
+            whole = self._archive(release)
             if shard >= answers.shard_count(whole.size):
                 raise KeyError(path)
             start = shard * answers.SHARD_BYTES
@@ -215,7 +199,7 @@ class HttpEdge:
         if what == ".tar" and release.is_one_file:
             return answers.tar_of(release.files), _TAR, "tar"
         if what == ".tar":
-            return self._archives[release.digest].body, _TAR, "tar"
+            return self._archive(release), _TAR, "tar"
         if what == "/manifest" and release.manifest:
             return answers.Body([release.manifest]), _OCTETS, "m"
         if what == "/raw":
@@ -226,6 +210,12 @@ class HttpEdge:
         numbers = {name: number for number, (name, _) in enumerate(release.files)}
         number = numbers[what.removeprefix("/files/")]
         return release.file(number), _OCTETS, f"f{number}"
+
+    def _archive(self, release: Release) -> answers.Body:
+        archive = self._reader(release).archive
+        if archive is None:
+            raise KeyError(release.version)
+        return archive[0]
 
     # What is here
 
@@ -270,12 +260,10 @@ class HttpEdge:
 
     def _listing(self) -> bytes:
         return answers.encode_listing(
-            answers.Listed(
-                release.version, archive.digest, answers.shard_count(archive.body.size)
-            )
+            answers.Listed(release.version, digest, answers.shard_count(body.size))
             for release in self._releases()
-            if (archive := self._archives.get(release.digest)) is not None
-            and not self._reader(release).is_changed
+            if not (reader := self._reader(release)).is_changed and reader.archive is not None
+            for body, digest in [reader.archive]
         )
 
 
@@ -296,7 +284,8 @@ class Reply:
 
     async def begin(self, status: int, *headers: tuple[str, str]) -> None:
         self._begun = True
-        said = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in (*_ALWAYS, *headers)]
+        headers = ("x-content-type-options", "nosniff"), *headers
+        said = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
         await self._send({"type": "http.response.start", "status": status, "headers": said})
 
     async def part(self, data: bytes, *, more: bool = True) -> None:
@@ -401,7 +390,9 @@ class _Reply(Reply):
             StorageError: The disk cannot be read.
         """
         size = body.size
-        said = (("etag", tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
+        # A year is the longest that caches honour.
+        forever = ("cache-control", "public, max-age=31536000, immutable")
+        said = (("etag", tag), forever, ("accept-ranges", "bytes"))
         if answers.has_tag_untrusted(self.headers.get("if-none-match", ""), tag):
             await self.begin(304, *said)
             await self.part(b"", more=False)

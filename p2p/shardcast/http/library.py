@@ -16,9 +16,9 @@ from p2p.shardcast.http.core.answers import Body, Slice, tar_of
 from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of, right_mask
 from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast
-from p2p.shardcast.store import HASH_RATE, batches
+from p2p.shardcast.store import HASH_RATE, Cores, batches
 from p2p.wire import MIB
-from p2p.world import OFF_LOOP, DiskEntry, World
+from p2p.world import DiskEntry, World
 
 PIECE: Final = MIB
 """Bytes of a body handed to the connection at a time. hypercorn's trio worker sent pieces of 16
@@ -75,7 +75,7 @@ class Reader:
 
     def __init__(self, world: World, release: Release) -> None:
         self.release: Final = release
-        self._world = world
+        self._world, self._cores = world, Cores(world)
         index = release.index
         self._batches = list(batches(index))
         self._starts = [index.offsets[first] for first, _ in self._batches]
@@ -84,6 +84,9 @@ class Reader:
         then."""
         self._looked_at: dict[int, float] = {}
         """Maps each file to the time of its last check, unless that found it changed."""
+        self.archive: tuple[Body, bytes] | None = None
+        """The release as one file and its digest, for shardcast's clients; None until it was
+        read."""
 
     @property
     def is_changed(self) -> bool:
@@ -163,26 +166,24 @@ class Reader:
         except FileNotFoundError:
             raw = b""
         spans = self.release.index.spans[first:end]
-        if len(raw) <= OFF_LOOP:
-            right = right_mask(spans, raw)
-        else:
-            cost = len(raw) / HASH_RATE
-            right = await self._world.run_blocking(right_mask, spans, raw, cost=cost)
+        right = await self._cores.run(right_mask, spans, raw, size=len(raw), rate=HASH_RATE)
         if right != (1 << len(spans)) - 1:
             raise self._changed(piece.file, await self._look(piece.file))
         start = piece.offset - offset
         return raw[start : start + piece.length]
 
-    async def digest(self, body: Body) -> bytes:
-        """Return the BLAKE3 digest of ``body``, which must hold every file. Raise what `read`
-        raises."""
+    async def make_archive(self) -> None:
+        """Read the release as one file, for its BLAKE3 digest, unless that was done. Raise what
+        `read` raises."""
+        if self.archive is not None:
+            return
         before = [await self._look(number) for number in range(len(self.release.files))]
-        hasher = blake3()
+        body, hasher = self.release.one_file(), blake3()
         for piece in self.cut(body, 0, body.size):
             data = await self.read(piece)
-            await self._world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
+            await self._cores.run(hasher.update, data, size=len(data), rate=HASH_RATE)
         self._known = {number: (entry, True) for number, entry in enumerate(before)}
-        return hasher.digest()
+        self.archive = body, hasher.digest()
 
 
 async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:

@@ -38,12 +38,11 @@ from p2p.errors import BadMessage
 from p2p.policy import PolicyVersion
 from p2p.wire import KI
 
-_HOST: Final = re.compile(r"(localhost|[\d.]{7,15}|\[[\da-fA-F:.]{2,45}\])(?::\d{1,5})?", re.A)
-
 
 def machine_named(header: str) -> str | None:
     """Return the address, or localhost, that a Host header names; None for any other name."""
-    match = _HOST.fullmatch(header)
+    pattern = r"(localhost|[\d.]{7,15}|\[[\da-fA-F:.]{2,45}\])(?::\d{1,5})?"
+    match = re.fullmatch(pattern, header, re.ASCII)
     return None if match is None else match[1].strip("[]")
 
 
@@ -58,17 +57,15 @@ def is_loopback(name: str) -> bool:
 MAX_HEADER: Final = 1024
 """Longest header, in characters, that is parsed: a range has at most 45, twelve tags have
 800."""
-_RANGE: Final = re.compile(r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*", re.ASCII)
-"""Matches a single byte range. Eighteen digits express up to 10^18 - 1, more than any disk has
-and yet bounded."""
-_TAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,200})"', re.ASCII)
 
 
 def parse_range_untrusted(value: str, size: int) -> range | None:
     """Return the one range of a body of `size` bytes that a Range header asks for; None if the
     answer is the whole body (several ranges, another unit, nonsense). The range is empty if
     there is no such byte."""
-    match = _RANGE.fullmatch(value) if len(value) <= MAX_HEADER else None
+    # Eighteen digits express more than any disk has, and yet are bounded.
+    pattern = r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*"
+    match = re.fullmatch(pattern, value, re.ASCII) if len(value) <= MAX_HEADER else None
     if match is None:
         return None
     first, last, suffix = match.groups()
@@ -97,7 +94,8 @@ def has_tag_untrusted(header: str, tag: str) -> bool:
     """
     if len(header) > MAX_HEADER:
         return False
-    return header.strip() == "*" or tag.strip('"') in _TAG.findall(header)
+    tags = re.findall(r'(?:W/)?"([\x21\x23-\x7e]{0,200})"', header, re.ASCII)
+    return header.strip() == "*" or tag.strip('"') in tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +154,6 @@ def tar_of(files: Sequence[tuple[str, int]]) -> Body:
 
 
 LISTING: Final = "distribution.txt"
-PROBE: Final = "data1.bin"
-"""Path of a file with which clients time a server. They discard its content."""
-PROBE_BYTES: Final = 64 * KI
-"""Size of our probe: enough to tell a slow line from a fast one, and 5 ms at 100 Mbit/s."""
 SHARD_BYTES: Final = 50_000_000
 """Bytes of a shard that we serve: shardcast's own default."""
 MAX_LISTING: Final = 64 * KI
@@ -168,8 +162,6 @@ MAX_SHARDS: Final = 99_999
 """Most shards of one version that are believed: what five digits in a shard's name can express,
 5 TB at the default size. A listing is foreign input, and room is made for as many as it
 claims."""
-_LINE: Final = re.compile(r"v(\d{1,9})\s*:\s*([0-9a-f]{64})\|(\d{1,9})", re.ASCII)
-_SHARD: Final = re.compile(r"v(\d{1,9})/shard_(\d{5})\.bin", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +186,7 @@ def shard_path(version: int, shard: int) -> str:
 
 def parse_shard_path_untrusted(path: str) -> tuple[PolicyVersion, int] | None:
     """Return the (version, shard from 0) that a path names; None if it names none."""
-    match = _SHARD.fullmatch(path)
+    match = re.fullmatch(r"v(\d{1,9})/shard_(\d{5})\.bin", path, re.ASCII)
     if match is None or int(match[2]) == 0:
         return None
     return PolicyVersion(int(match[1])), int(match[2]) - 1
@@ -218,7 +210,8 @@ def decode_listing_untrusted(data: bytes) -> list[Listed]:
     for line in data.decode("ascii", "replace").splitlines():
         if not line.lstrip().startswith("v"):
             continue
-        match = _LINE.fullmatch(line.strip())
+        pattern = r"v(\d{1,9})\s*:\s*([0-9a-f]{64})\|(\d{1,9})"
+        match = re.fullmatch(pattern, line.strip(), re.ASCII)
         if match is None:
             raise BadMessage(f"a line of {LISTING} that cannot be read: {line.strip()[:80]!r}")
         version, digest, shards = int(match[1]), bytes.fromhex(match[2]), int(match[3])
