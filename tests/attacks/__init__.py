@@ -1,3 +1,1 @@
-"""What strangers try, run against the real thing: each test is an attack that must cost its
-author alone.
-"""
+"""What strangers try, run against the real thing: each attack must cost its author alone."""

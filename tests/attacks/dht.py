@@ -1,6 +1,4 @@
-"""DHT nodes for attacks: cores on the heap of `bench.dht.Swarm`, at places and addresses of our
-choice.
-"""
+"""DHT nodes for attacks: cores on the heap of `bench.dht.Swarm`, at places of our choice."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 
 DIFFICULTY = 4
-"""Bits of work, as in `bench.dht`: the attacks here are by those who have paid for their
-stamps.
-"""
+"""Bits of work, as in `bench.dht`: these attackers have paid for their stamps."""
 
 
 def key_pair(number: int, tens: int = 0) -> KeyPair:

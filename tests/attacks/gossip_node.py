@@ -1,6 +1,4 @@
-"""One gossip core under attack, on virtual time, with a host's score: what it did, and for
-whom.
-"""
+"""One gossip core under attack, on virtual time, with a host's score."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ TOPIC = "run/policy"
 
 
 class Victim:
-    """A node that hears `TOPIC`. Data that begins with ``old`` is ignored, with ``bad``
-    rejected.
-    """
+    """A node that hears `TOPIC`, ignores data that begins with ``old``, and rejects ``bad``."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -107,9 +107,7 @@ async def open_victims(
     on_stream: Callable[[MuxedStream], None] | None = None,
     **options: Any,
 ) -> AsyncIterator[list[Victim]]:
-    """Connections of ours, one for each hostile peer of ``keys``; ``options`` are
-    `Connection`'s.
-    """
+    """Connections of ours to hostile peers of ``keys``; ``options`` are `Connection`'s."""
     async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
         victims: list[Victim] = []
         for key in keys:

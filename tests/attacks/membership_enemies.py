@@ -27,9 +27,7 @@ FIRST_ENEMY = 10_000
 
 
 class HostileSwarm(MembershipSwarm):
-    """Hosts keep scores here as the real ones do: who loses 100 points is cut off for five
-    minutes.
-    """
+    """Hosts keep scores as the real ones do: 100 points cut a peer off for five minutes."""
 
     def __init__(self, size: int, seed: int = 1, **options: Any) -> None:
         self.enemies: dict[PeerId, None] = {}
@@ -93,9 +91,7 @@ class HostileSwarm(MembershipSwarm):
         self.at(self.now, again)
 
     def be_polite(self) -> None:
-        """Have the enemies answer as members do: whoever asks them becomes a neighbour, and
-        hears them.
-        """
+        """Have the enemies accept whoever asks them, and answer beats and suspicions."""
 
         def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
             words = self.words(enemy, int(self.now * 1000))

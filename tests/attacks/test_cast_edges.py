@@ -150,8 +150,7 @@ def test_a_name_that_a_terminal_would_obey_is_not_printed(
 async def test_no_later_version_replaces_what_no_pull_has_put_there(
     tmp_path: Path, newest: int
 ) -> None:
-    """Only the first version was compared with what was there: who followed a push, or pulled
-    again, lost the file that the second version brought a name for."""
+    """Only the first version was compared with what was there."""
     out, versions = tmp_path / "out", (("a",), ("a", "train.py"))
     indexes = [stored(tmp_path / f"v{n}", *paths) for n, paths in enumerate(versions)]
     out.mkdir()

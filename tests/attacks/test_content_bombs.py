@@ -1,6 +1,4 @@
-"""Bytes that cost more to decode than to send: refused while they are read, by
-every parser.
-"""
+"""Bytes that cost more to decode than to send: refused while they are read, by every parser."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ from tests.support.foreign import BOMBS, listed
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
-"""Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the
-run file.
-"""
+"""Bytes beside the message: 1,024 heads of lists of `MAX_PEERS` in the run file."""
 
 
 def signed_run(data: bytes) -> bytes:

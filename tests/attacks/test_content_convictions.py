@@ -1,6 +1,4 @@
-"""Convictions of trainers: a node that restarts keeps them, a newcomer hears of them, and none
-is believed without proof.
-"""
+"""Convictions of trainers outlast a restart, reach newcomers, and need a proof."""
 
 from __future__ import annotations
 

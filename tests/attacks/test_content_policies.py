@@ -1,6 +1,4 @@
-"""Policies that are not what they seem, folders that are not either, disks that are
-too small.
-"""
+"""Policies and folders that are not what they seem, and disks that are too small."""
 
 from __future__ import annotations
 

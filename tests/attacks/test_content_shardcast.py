@@ -1,6 +1,4 @@
-"""What strangers can send to SHARDCAST costs memory, traffic and trust within
-bounds.
-"""
+"""What strangers can send to SHARDCAST costs memory, traffic and trust within bounds."""
 
 from __future__ import annotations
 
@@ -141,8 +139,7 @@ def test_a_chunk_asked_for_again_and_again_is_sent_twice_the_policy_at_most() ->
 
 
 def test_chunks_left_to_a_child_again_and_again_are_looked_at_twice() -> None:
-    """A parent left a child all chunks in 51 bytes, which took 12 ms for 512 chunks and 103 for
-    4,096, as often as it said so: 5 KB/s kept a core busy."""
+    """51 bytes that left 4,096 chunks to a child took 103 ms, as often as they came."""
     course, index = Course(), index_of([b"%d" % number for number in range(64)])
     news, roster = (
         manifest(index=index),
@@ -192,8 +189,7 @@ def test_a_have_list_that_is_no_news_starts_no_search_for_holders() -> None:
 
 
 def test_who_names_a_version_first_and_keeps_its_manifest_hides_it_from_nobody() -> None:
-    """The first peer that had chunks of an unknown version was asked for its manifest, and no
-    other ever: whom gossip had not reached waited for the next version."""
+    """The first peer with an unknown version was asked for its manifest, and no other ever."""
     course, have = Course(), Have(manifest().digest, ((0, 4),))
     wanted = Ask(manifest().digest, True)
     assert course.hear(STRANGER.peer_id, have) == [ev.Send(STRANGER.peer_id, wanted)]
@@ -203,8 +199,7 @@ def test_who_names_a_version_first_and_keeps_its_manifest_hides_it_from_nobody()
 
 
 def test_a_set_of_sixteen_times_the_holes_takes_no_multiple_of_that() -> None:
-    """Each of 131,136 asks that a peer has for a set of 64 Ki chunks, every other of them, took
-    up to 620 ms."""
+    """A peer has 131,136 asks; for every other of 64 Ki chunks each took up to 620 ms."""
     few, many = (ChunkSet(int("01" * holes, 2)) for holes in (2 * KI, 32 * KI))
 
     def seconds(chunks: ChunkSet) -> float:
@@ -223,18 +218,14 @@ def test_a_set_of_sixteen_times_the_holes_takes_no_multiple_of_that() -> None:
     "message", [Hello(-1), Ask(bytes(32), True), Want(manifest().digest, (0,))]
 )
 def test_gossip_makes_nobody_talk_to_its_author(message: Hello | Ask | Want) -> None:
-    """An announcement of 50 bytes once made each node of the run send 20 KiB to whom it named
-    its author.
-    """
+    """50 bytes made each node of the run send 20 KiB to whom they named their author."""
     course = Course(holds=True)
     with pytest.raises(BadMessage):
         course.hear(STRANGER.peer_id, message, gossip=True)
 
 
 def test_a_wrong_index_does_not_make_old_news_of_a_manifest() -> None:
-    """A stranger that was first with a manifest, and an index of its own, once stopped its
-    spread.
-    """
+    """A stranger that was first, with an index of its own, stopped the manifest's spread."""
     course = Course()
     with pytest.raises(BadMessage, match="index"):
         course.hear(

@@ -71,9 +71,7 @@ def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
 
 
 def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
-    """Those who have had much wait for those who have had little; the table's peers draw on
-    another pot.
-    """
+    """The table's peers draw on another pot."""
     node, key = holder()
     friend = contact(key_pair(999, 6))
     greet(node, friend, 50.0)
@@ -105,9 +103,7 @@ def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_emp
 
 
 def test_an_answer_is_counted_also_if_it_is_small() -> None:
-    """A question costs us CPU, whatever its answer weighs: 512 a second of all strangers, 5 %
-    of a core.
-    """
+    """Each question costs CPU: all strangers together have 512 a second, 5 % of a core."""
     node, _ = holder()
     answered = 0
     for step in range(20):

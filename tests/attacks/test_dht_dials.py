@@ -1,6 +1,4 @@
-"""Contacts at silent addresses hold the dial slots. Dials to third
-parties.
-"""
+"""Contacts at silent addresses hold the dial slots. Dials to third parties."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def play(
     since: float,
     until: float,
 ) -> list[PeerId]:
-    """Let liars answer at once and all others never; whom the node dialled otherwise, each as
-    often.
-    """
+    """Let liars answer at once and others never; return each dial to a third party."""
     dialled: list[PeerId] = []
     now, answers = since, 0
     while True:
@@ -94,9 +90,7 @@ def test_a_liar_in_the_table_makes_a_lookup_dial_four_victims_not_twenty() -> No
 
 
 def test_a_visiting_stranger_causes_no_dial_to_a_third_party() -> None:
-    """Before: who connected to a node that knew few was asked whom it knows, and the eight
-    nearest were dialled at once, more as those stayed silent.
-    """
+    """Whom a visitor named was dialled: the eight nearest at once, more as they were silent."""
     (victim,) = Swarm(1, 1).nodes.values()
     dialled: list[PeerId] = []
     for number in range(10):
@@ -125,9 +119,7 @@ def test_a_lying_seed_costs_four_dials_a_lookup_and_an_honest_one_is_believed() 
 
 
 def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
-    """Its own word counts, which address it has: else each lookup dials where a liar says that
-    it is.
-    """
+    """Else each lookup dials where a liar says that the peer is."""
     victim = alone(refresh_interval=1e6)
     liar, honest = contact(key_pair(1)), contact(key_pair(2))
     meet(victim, liar)
@@ -146,9 +138,7 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
 
 
 def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
-    """It may have said that it lives at a third party's address, asked, and hung up. Our
-    answer, our ping and the two that repeat it wait for no connection.
-    """
+    """It may have named a third party's address, asked, and hung up."""
     victim = alone(refresh_interval=1e6)
     stranger = contact(key_pair(1), "81.2.3.4")
     effects = tell(victim, stranger, FindNode(bytes(20)), 1.0)

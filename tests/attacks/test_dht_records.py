@@ -1,6 +1,4 @@
-"""What attackers do with records: fill a node, fill an answer, tire
-a reader.
-"""
+"""What attackers do with records: fill a node, fill an answer, tire a reader."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def test_a_stranger_stores_its_own_records_and_no_others() -> None:
 
 
 def test_long_records_of_distant_expiry_do_not_crowd_others_out_of_an_answer() -> None:
-    """Before: an answer held the latest to expire, 46 of the attacker's 1.4 KiB and nothing
-    else.
-    """
+    """An answer held the latest to expire: 46 of the attacker's 1.4 KiB and nothing else."""
     node = alone()
     key = b""
     for number in range(MAX_PUBLISHERS):
@@ -69,10 +65,7 @@ def asked(node: Node, liar: KeyPair) -> tuple[int, bytes]:
 
 
 def test_a_holder_with_many_editions_of_one_publisher_is_a_liar() -> None:
-    """One stamp signs as many editions as it likes; before, a reader verified 64 of each
-    answer, of up to 120 answers under each of three keys: 23,040 signatures, 1.8 s of its event
-    loop.
-    """
+    """Else one stamp costs a reader 23,040 signatures, 1.8 s of its event loop."""
     node = alone()
     liar = key_pair(1)
     request_id, key = asked(node, liar)

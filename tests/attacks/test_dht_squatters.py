@@ -75,9 +75,7 @@ def found(swarm: Swarm, reader: Node) -> set[PeerId]:
 
 
 def test_members_are_found_among_squatters_who_came_first() -> None:
-    """No node here takes part in the run, so none can tell a member. Before: 0 of 12 members
-    found, for as long as 64 squatters, half a CPU minute of stamps, renewed their records.
-    """
+    """No node here takes part in the run, so none can tell a member."""
     swarm = town(16)
     nodes = list(swarm.nodes.values())
     assert squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)]) > 0
@@ -122,10 +120,7 @@ class Reading:
 
 
 def test_a_get_goes_on_when_nearer_nodes_become_known_after_liars_have_settled_it() -> None:
-    """Three quick answers of liars settle a get: it has half a second left. Then the nodes that
-    hold the keys become known. Before: it ended while they were being asked, and read nothing
-    of the member.
-    """
+    """It ended while the nodes that hold the keys were being asked."""
     swarm = Swarm(1, 1, config=DhtConfig(difficulty=DIFFICULTY))
     (reader,) = swarm.nodes.values()
     known = [contact(key_pair(number), f"10.{number}.0.1") for number in range(4)]

@@ -20,9 +20,7 @@ FAR = 0b00001
 
 
 def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:
-    """A node with one full bucket of twenty honest contacts that it has met, and may not
-    split.
-    """
+    """A node with a full bucket of twenty honest contacts, which it may not split."""
     swarm = Swarm(0, 1)
     victim = add_at(swarm, 0b1, 1)
     honest = [add_at(swarm, FAR, 5) for _ in range(20)]
@@ -50,9 +48,7 @@ def known(victim: Node, honest: list[Node]) -> int:
 def flood(
     swarm: Swarm, victim: Node, attackers: list[Node], body: object, *, seconds: float
 ) -> None:
-    """Every attacker says ``body`` 50 times a second, unasked; they answer what they are
-    asked.
-    """
+    """Every attacker says ``body`` 50 times a second, and answers what it is asked."""
     for step in range(int(seconds * 50)):
         for attacker in attackers:
             data = encode(step, attacker.core.own, body)  # type: ignore[arg-type]
@@ -63,9 +59,7 @@ def flood(
 
 
 def test_unsolicited_pongs_evict_nobody() -> None:
-    """Before: each Pong made the victim ping the oldest of the bucket, until the honest node's
-    own meter was empty, it answered no more, and lost its place: 20 of 20 within 30 s.
-    """
+    """Each made the victim ping an honest node, until that answered no more: 20 of 20 went."""
     swarm, victim, honest = victim_and_twenty()
     assert known(victim, honest) == 20
     attackers = [add_at(swarm, FAR, 5) for _ in range(20)]
@@ -126,9 +120,7 @@ def test_one_network_gets_ten_places_and_two_in_a_bucket() -> None:
 
 
 def test_private_addresses_are_one_crowd_to_a_node_on_the_public_internet() -> None:
-    """Else the limit per network is passed by saying 10.0.0.1, which costs nothing and cannot
-    be dialled.
-    """
+    """Else 10.0.0.1, which costs nothing and cannot be dialled, passes the network limit."""
     swarm = Swarm(1, 1)
     (victim,) = swarm.nodes.values()
     victim.core.handle(Moved((Multiaddr.tcp("93.4.5.6", 4001),)), 0.0)
@@ -138,9 +130,7 @@ def test_private_addresses_are_one_crowd_to_a_node_on_the_public_internet() -> N
 
 
 def test_long_contacts_have_no_place() -> None:
-    """Twenty contacts with names of 250 characters would make each of our answers 10 or 20
-    KB.
-    """
+    """Twenty contacts with names of 250 characters would make each answer 20 KB."""
     swarm = Swarm(1, 1)
     (victim,) = swarm.nodes.values()
     for number in range(20):
@@ -158,12 +148,7 @@ def test_long_contacts_have_no_place() -> None:
 
 
 def test_a_held_up_dial_evicts_nobody_and_a_dead_peer_is_forgotten() -> None:
-    """While silent addresses hold the host's dial slots, no answer comes from peers that are
-    well.
-
-    Before: what had no answer within a second or two left the table, all twenty at the first
-    lookup.
-    """
+    """While silent addresses hold the host's dial slots, live peers cannot answer."""
     swarm, victim, honest = victim_and_twenty()
     for node in honest:
         swarm._links.pop((node.peer, victim.peer), None)

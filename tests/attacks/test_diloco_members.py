@@ -449,8 +449,7 @@ def test_no_more_pieces_are_fetched_than_a_vector_has() -> None:
 
 @functools.cache
 def rounds_of(size: int, founders: int, way: str, told: int, seed: int = 1) -> int:
-    """Rounds in five minutes of members of whom the last treats the first ``told`` of the
-    others as it should, and the rest in its ``way``."""
+    """Rounds in five minutes; the last member lies its ``way`` to all but ``told`` others."""
     swarm = DilocoSwarm(size, seed, founders=founders)
     liar, rest = swarm.machines[-1], {one.peer for one in swarm.machines[told:]}
 

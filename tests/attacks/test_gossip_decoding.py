@@ -87,9 +87,7 @@ def test_ids_are_counted_over_all_of_an_rpc() -> None:
 
 
 def test_the_first_forgery_ends_an_rpc() -> None:
-    """1,024 forged messages were all verified before anything was done about it: 60 to 120
-    ms.
-    """
+    """1,024 forged messages were all verified first: 60 to 120 ms."""
     victim = Victim()
     victim.meet(FRIEND, ENEMY)
     forged = [

@@ -28,9 +28,7 @@ def reached(victim: Victim, data: bytes, peers: list[PeerId]) -> int:
 
 
 def test_what_comes_after_a_connection_has_ended_leaves_nothing() -> None:
-    """A host reads on in what was buffered. Twelve such ghosts owned the mesh: 0 of 6 were
-    reached.
-    """
+    """A host reads on in what was buffered. Twelve such ghosts owned the mesh."""
     victim = Victim()
     for ghost in GHOSTS:
         victim.do(PeerUp(ghost))
@@ -98,9 +96,7 @@ def test_strangers_who_graft_first_do_not_own_the_mesh(count: int) -> None:
 
 
 def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None:
-    """Nobody was dialled here: what honest peers tell of from outside the mesh brings them into
-    it.
-    """
+    """Nobody was dialled here: only what honest peers tell of brings them into the mesh."""
     victim = Victim()
     victim.meet(*GHOSTS[:12])
     for ghost in GHOSTS[:12]:

@@ -64,9 +64,7 @@ def test_one_peer_that_promises_without_end_owes_no_more_than_its_share() -> Non
 
 
 def test_strangers_that_promise_an_id_do_not_keep_us_from_asking_for_it() -> None:
-    """The first to tell of an id was asked, and no other for 3 s: as long as honest peers tell
-    of it.
-    """
+    """The first to tell of an id was asked, and no other for 3 s."""
     victim = Victim()
     victim.meet(FRIEND, *STRANGERS)
     victim.hear(FRIEND, Rpc(messages=[said(AUTHOR, b"good", seqno=1)]))
@@ -93,9 +91,7 @@ def test_promises_of_a_peer_that_left_are_forgotten() -> None:
 
 
 def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
-    """66,000 signed messages of authors that no run knows: then all that was heard was heard
-    again.
-    """
+    """After 66,000 messages of unknown authors all that was heard was heard again."""
     victim = Victim()
     victim.meet(FRIEND, STRANGERS[0])
     news = said(AUTHOR, b"news")
@@ -131,9 +127,7 @@ def test_noise_evicts_the_noise_of_the_loudest_and_never_news() -> None:
 
 
 def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota() -> None:
-    """A trainer of a run document that we do not have yet: two policies and two rosters a
-    minute.
-    """
+    """A trainer of a newer run document: two policies and two rosters a minute."""
     victim = Victim()
     victim.meet(FRIEND)
     for number in range(240):

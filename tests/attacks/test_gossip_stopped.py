@@ -1,6 +1,4 @@
-"""What waited while this process was stopped is held against no honest peer; and
-crashes.
-"""
+"""What waited while this process was stopped is held against no honest peer; and crashes."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ LARGE = field(9, bytes(1000))
 
 
 def test_a_minute_of_traffic_that_comes_at_once_is_no_flood() -> None:
-    """Stopped for 60 s: 8 honest peers, 600 messages and 60 lists of 200 ids each, in no time
-    at all.
-    """
+    """Stopped for 60 s: 8 honest peers, 600 messages and 60 lists of 200 ids each."""
     victim = Victim()
     victim.meet(*FRIENDS)
     victim.later(20)

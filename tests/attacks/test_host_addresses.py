@@ -1,6 +1,4 @@
-"""Strangers flush the address book. They hold the dial slots. They aim
-our dials.
-"""
+"""Strangers flush the address book. They hold the dial slots. They aim our dials."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def ip4(number: int, port: int = 4001) -> Multiaddr:
 def test_strangers_push_out_neither_the_owners_nor_the_signed_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, 10,000 strangers (40 s at 250 a second) flushed every address this
-    node knew.
-    """
+    """Before, 10,000 strangers (40 s at 250 a second) flushed every address this node knew."""
     monkeypatch.setattr(peers_module, "MAX_PEERS", 500)
     connected = peer_at(3)
     book = AddressBook(keeps=lambda peer: peer == connected)
@@ -86,9 +82,7 @@ def test_names_are_kept_on_the_owners_word_only() -> None:
 
 
 def test_minted_identities_wash_off_no_refusal() -> None:
-    """Beyond the list: before, 10,000 identities with a point each made a host forget whom it
-    refuses.
-    """
+    """10,000 identities with a point each made a host forget whom it refuses."""
     scores = Scores()
     assert scores.penalise(peer_at(0), PENALTY_LIMIT, now=0.0)
     scores.penalise(peer_at(1), PENALTY_LIMIT - 1, now=0.0)
@@ -125,9 +119,7 @@ class SilentNetwork(MemoryNetwork):
 async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Before, contacts at silent addresses held all slots: an honest dial took 20
-    to 60 s.
-    """
+    """Before, contacts at silent addresses held all slots: an honest dial took 20 to 60 s."""
     network = SilentNetwork()
     async with (
         hosts(3, network=network) as (host, friend, contact),
@@ -185,9 +177,7 @@ async def test_one_target_is_dialled_a_few_times_however_many_name_it(
 
 
 async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
-    """Before, a stranger made a public node dial its own loopback and its
-    router.
-    """
+    """Before, a stranger made a public node dial its own loopback and its router."""
     near = [
         "/ip4/127.0.0.1/tcp/22",
         "/ip4/192.168.0.1/tcp/80",
@@ -205,9 +195,7 @@ async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
 
 
 async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, names without an answer filled trio's threads: a write waited 17.5
-    s.
-    """
+    """Before, names without an answer filled trio's threads: a write waited 17.5 s."""
     release = threading.Event()
 
     def slow(*_: object) -> list[object]:

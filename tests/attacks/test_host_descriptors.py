@@ -1,6 +1,4 @@
-"""Connections until there is no file descriptor left. Also: a key file that was left
-behind.
-"""
+"""Connections until there is no file descriptor left. Also: a key file that was left behind."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ trio.run(main)
 
 
 async def test_a_node_survives_more_connections_than_it_has_descriptors() -> None:
-    """Before, 1,008 connections to a process with 1,024 descriptors ended it within
-    4 s.
-    """
+    """Before, 1,008 connections to a process with 1,024 descriptors ended it within 4 s."""
     process = subprocess.Popen(  # noqa: ASYNC220 - starts at once
         [sys.executable, "-c", VICTIM], stdout=subprocess.PIPE, text=True
     )
@@ -117,9 +113,7 @@ def test_limits_leave_a_reserve(descriptors: int) -> None:
 
 
 def test_a_key_file_that_a_killed_start_left_is_no_obstacle(tmp_path: Path) -> None:
-    """Before, a start with the same process id failed (in containers it
-    always is).
-    """
+    """Before, a start with the same process id failed (in containers it always is)."""
     (tmp_path / f".key.{os.getpid()}").write_bytes(b"half a key")
     key = load_or_create_key(tmp_path / "key")
     assert load_or_create_key(tmp_path / "key").peer_id == key.peer_id

@@ -1,6 +1,4 @@
-"""Idle connections shut a node's door. Silent sockets do. One identity
-does.
-"""
+"""Idle connections shut a node's door. Silent sockets do. One identity does."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ async def stranger(
 
 
 async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() -> None:
-    """Before, a host full of idle connections refused newcomers, and dialled nobody
-    itself.
-    """
+    """Before, a host full of idle connections refused newcomers, and dialled nobody itself."""
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
         for seed in range(1, SMALL.connections + 9):
             await stranger(network, host, world, seed)
@@ -82,9 +78,7 @@ async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() 
 
 
 async def test_silent_sockets_do_not_keep_dialers_out() -> None:
-    """Before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest
-    dials.
-    """
+    """Before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest dials."""
     async with victim() as (network, host), trio.open_nursery() as nursery:
         sockets = []
 
@@ -103,9 +97,7 @@ async def test_silent_sockets_do_not_keep_dialers_out() -> None:
 
 
 async def test_who_has_spoken_is_known_before_it_is_read() -> None:
-    """Beyond the list: before, of a batch that the kernel hands over at once those that had
-    spoken counted as silent, and were the first to go.
-    """
+    """In a batch that the kernel hands over at once, speakers counted as silent."""
     hello = b"\x13/multistream/1.0.0\n"
     config = SwarmConfig(limits=SMALL, keepalive=QUIET)
     async with open_host(listen=("/ip4/127.0.0.1/tcp/0",), strict=True, config=config) as host:
@@ -130,9 +122,7 @@ async def test_who_has_spoken_is_known_before_it_is_read() -> None:
 async def test_first_words_alone_do_not_keep_dialers_out(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Beyond the list: 300 sockets a second that send the first line of a handshake and then
-    nothing.
-    """
+    """300 sockets a second send the first line of a handshake and then nothing."""
     async with victim() as (network, host), trio.open_nursery() as nursery:
         sockets = []
 
@@ -151,9 +141,7 @@ async def test_first_words_alone_do_not_keep_dialers_out(
 
 
 async def test_one_identity_has_four_connections_however_slowly_they_end() -> None:
-    """Before, the fifth made the first say goodbye and wait for its reader: 447 were
-    open.
-    """
+    """Before, the fifth made the first say goodbye and wait for its reader: 447 were open."""
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
         kept = []
         for _ in range(40):
@@ -167,10 +155,7 @@ async def test_one_identity_has_four_connections_however_slowly_they_end() -> No
 async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """400 dialers of one identity that come again as soon as they are closed.
-    Before, the oldest of 256 were given up, 1,200 a second and newcomers among them, and those
-    that were not waited for all that had come before: 0.5 s here.
-    """
+    """400 dialers of one identity come again as soon as they are closed."""
     rate, crowd = 100.0, 56
     monkeypatch.setattr(connector, "HANDSHAKE_RATE", rate)
     limits = ResourceLimits(connections=32, handshakes=64)
@@ -200,9 +185,7 @@ async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
 
 
 def test_who_was_answered_goes_after_who_waits_for_a_turn() -> None:
-    """Beyond the list: before, the oldest of those that had spoken went first, which were those
-    whose answer was on its way: one newcomer of 15 while 1,008 dialers fought for 117 places.
-    """
+    """The oldest that had spoken went first: those whose answer was on its way."""
     budget = Budget(ResourceLimits(connections=32, handshakes=16))
     answered, waiting, silent = (
         [PendingHandshake(UNKNOWN, 0.0, bool, heard=heard, begun=begun) for _ in range(count)]
@@ -220,9 +203,7 @@ def test_who_was_answered_goes_after_who_waits_for_a_turn() -> None:
 
 
 def test_dialers_that_have_hung_up_take_no_turns() -> None:
-    """Beyond the list: before, of 2,000 sockets a second that were closed behind their first
-    words each took a turn, and two newcomers of five were given up.
-    """
+    """2,000 sockets a second, closed behind their first words, each took a turn."""
     turns = connector._Turns(64)
     home = NetGroup("127.0.0.1", "loopback", limited=False)
     early, late = (PendingHandshake(home, 0.0, bool) for _ in range(2))

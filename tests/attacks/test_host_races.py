@@ -67,9 +67,7 @@ def crash(*_: object) -> None:
 
 
 async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
-    """Before, the listeners behind it missed the event: gossip kept a peer that had gone in its
-    mesh.
-    """
+    """Gossip kept a peer that had gone in its mesh."""
     async with hosts(2, is_strict=False) as (host, other):
         heard: list[PeerState] = []
         with (
@@ -106,9 +104,7 @@ async def test_a_listener_that_raises_lets_no_violation_go_unpunished() -> None:
 async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, `connect` raised, and listeners heard UNREACHABLE of a peer that was
-    connected.
-    """
+    """`connect` raised, and listeners heard UNREACHABLE of a peer that was connected."""
     async with hosts(2) as (host, other):
         received: list[bytes] = []
         states: list[PeerState] = []
@@ -143,9 +139,7 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
 async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_begun_for_it(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """Before, each of 300 connections a second was registered, identified and torn down
-    again.
-    """
+    """Each of 300 connections a second was registered, identified and torn down again."""
     network, key = MemoryNetwork(), KeyPair(b"\x09" * 32)
     async with (
         open_host(network=network, listen=("/memory/0",), config=QUIET, strict=True) as host,
@@ -173,9 +167,7 @@ async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_b
 
 
 async def choke(victim: Victim, filler: int) -> None:
-    """Pings whose answers are not taken, then bytes of no stream that the reader had read with
-    them.
-    """
+    """Pings whose answers are not taken, then bytes of no stream, read in the same go."""
     pings = frame(PING, SYN, 0, 1) * (2 * (PIPE_BYTES + 4 * 65_536) // 12)
     with trio.move_on_after(0.5):
         await victim.hostile.send(frame(DATA, 0, 999, bytes(4_000_000)))
@@ -206,9 +198,7 @@ async def test_records_that_wait_for_a_choked_peer_are_counted(
 
 
 async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() -> None:
-    """Before, a peer that took nothing made us hold 256 KiB beside what it had queued: 192 MiB
-    for 768.
-    """
+    """256 KiB a connection beside what it had queued: 192 MiB for 768."""
     budgets: list[HostBudget] = []
 
     def make(world: World) -> HostBudget:
@@ -233,9 +223,7 @@ async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() ->
 
 
 async def test_a_connection_that_is_over_is_freed_at_once() -> None:
-    """Before, a cycle kept each dead connection for the collector: 18,000 objects after a
-    flood.
-    """
+    """A cycle kept each dead connection for the collector."""
     async with hosts(2) as (host, other):
         await host.connect_addr(other.addrs[0])
         await trio.testing.wait_all_tasks_blocked()

@@ -1,6 +1,4 @@
-"""Streams held without end. Messages never finished. Floods of
-messages.
-"""
+"""Streams held without end. Messages never finished. Floods of messages."""
 
 from __future__ import annotations
 
@@ -140,9 +138,7 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
 
 
 async def test_unfinished_frames_are_bounded_over_all_peers() -> None:
-    """Before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
-    all.
-    """
+    """Before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in all."""
     async with hosts(3, QUIET) as (victim, one, honest):
         victim.memory.max_held = 2_000_000
         victim.set_handler(ECHO, serve_requests(echo))
@@ -175,9 +171,7 @@ async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
 async def test_empty_messages_are_taken_no_faster_than_the_rate(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one
-    go.
-    """
+    """Before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one go."""
     count = 0
 
     def take(peer: PeerId, message: bytes) -> None:

@@ -82,9 +82,7 @@ FOLDERS: dict[str, tuple[Change, str]] = {
 def test_a_hostile_folder_costs_one_sentence(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of these the first ended the process with signal 6, the second with a traceback; the next
-    two were read for ever, one cleared the screen, and engines refused the last two, which had
-    passed."""
+    """They ended the process, were read for ever, or passed and were refused by engines."""
     change, said = FOLDERS[name]
     folder = make_folder(tmp_path / "model")
     change(folder)

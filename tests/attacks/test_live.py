@@ -17,9 +17,7 @@ from tests.sweeps import swept
 CHEAP = ("silent-64", "identify-own-id", "never-read", "empty-rpcs")
 """One for each of the worst findings: the door shut, the node ended, the loop filled twice."""
 PATIENCE = 15.0
-"""Seconds for a newcomer, and for what was held: a machine at five times its load is no
-failure.
-"""
+"""Seconds for a newcomer, and for what was held: a busy machine is no failure."""
 
 
 @pytest.mark.parametrize("name", swept(CHEAP, 1))

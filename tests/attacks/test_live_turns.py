@@ -99,9 +99,7 @@ def test_a_mux_stops_when_its_allowance_is_used_up_and_goes_on_with_the_rest() -
 
 
 async def test_floods_of_streams_leave_room_in_each_pass() -> None:
-    """Eight peers send 250 openings in one record each: before, 2,000 handlers started in two
-    passes.
-    """
+    """Eight peers send 250 openings in one record each."""
     passes, started = Passes(), Counter[int]()
 
     async def serve(stream: Stream) -> None:
@@ -144,9 +142,7 @@ async def test_a_busy_stream_leaves_turns_to_others() -> None:
 
 
 async def test_what_an_application_received_counts_until_it_asks_for_more() -> None:
-    """An echo whose answers are not taken holds what it received: 64 KiB for each of thousands
-    of streams.
-    """
+    """Else an echo whose answers are not taken holds 64 KiB in each of many streams."""
     budget: list[HostBudget] = []
 
     def make(world: p2p.World) -> HostBudget:

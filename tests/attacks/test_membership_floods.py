@@ -86,12 +86,7 @@ def test_an_interval_counts_for_no_more_than_twice_ours() -> None:
 
 
 def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() -> None:
-    """200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times
-    as much.
-
-    Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for
-    it is bounded by the network's share, not by the number of identities.
-    """
+    """200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times as much."""
 
     def rate(enemies: int) -> float:
         swarm = HostileSwarm(20)
@@ -217,8 +212,7 @@ def test_walks_from_one_neighbour_are_passed_on_within_a_quota() -> None:
 
 
 def accused(core: MembershipCore, liar: PeerId, peers: Iterable[PeerId], now: float) -> int:
-    """Return how many of the peers a core asks whether they live, because a neighbour suspects
-    them."""
+    """Return how many ``peers`` a core asks whether they live if a neighbour suspects them."""
     peers = list(peers)
     said = tell(core, liar, Suspect(tuple(heartbeat_of(peer) for peer in peers)), now)
     return sum(to in peers for to, message in said if isinstance(message, Suspect))
@@ -240,8 +234,7 @@ def test_a_neighbour_makes_us_ask_few_peers_whether_they_live() -> None:
 
 
 def test_a_peer_that_claims_restarts_all_the_time_uses_up_the_trust() -> None:
-    """Members suspect one another all the time, and each refutes with a number that only a
-    restart explains. Taken for true as often as they like, it cost 3.2 KB/s a node."""
+    """Each refutes with a number that only a restart explains: 3.2 KB/s a node."""
     core = linked_core(2)
     liar, brings = core.neighbours
     accomplice, victim = peer_named(100), peer_named(101)

@@ -1,7 +1,4 @@
-"""In an open run a heartbeat shows its author's work stamp, or counts for nothing.
-
-Before, 60 identities minted at 21 microseconds each were members everywhere.
-"""
+"""In an open run a heartbeat shows its author's work stamp, or counts for nothing."""
 
 from __future__ import annotations
 

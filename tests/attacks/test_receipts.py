@@ -14,8 +14,7 @@ from tests.unit.test_shardcast_core import RUN, key
 
 
 class Flooded(LiarSwarm):
-    """Forty peers have a version, and have told so; then liars send receipts, as often as they
-    like."""
+    """Forty peers have a version, and have told so; then liars send receipts."""
 
     def __init__(self) -> None:
         super().__init__(40)
@@ -50,8 +49,7 @@ class Flooded(LiarSwarm):
 
 
 def test_two_that_report_last_do_not_unmake_the_relays_above_them() -> None:
-    """Four of forty were believed to carry nothing, for ever: once a roster was made of the
-    others' receipts, theirs were the only ones."""
+    """Four of forty were believed to carry nothing, for ever."""
     swarm = Flooded()
     forest = build_forest(swarm.first, PolicyVersion(1))
     family = next(
@@ -67,8 +65,7 @@ def test_two_that_report_last_do_not_unmake_the_relays_above_them() -> None:
 
 
 def test_a_stranger_does_not_time_the_origins_rosters() -> None:
-    """A receipt each 1.2 s made the origin look for a new roster 50 times a minute; one each
-    0.4 s put off the roster that honest receipts had made due."""
+    """It made the origin look for a roster 50 times a minute, or put off one that was due."""
     swarm = Flooded()
     swarm.lie([key(999).peer_id], 0.4, 4)
     swarm.run(swarm.now + 2)
@@ -88,8 +85,7 @@ def test_who_was_said_to_carry_nothing_is_tried_again() -> None:
 
 
 def test_the_last_child_to_report_does_not_speak_for_the_others() -> None:
-    """A relay whose children got a quarter is taken for one that carries a quarter; one child
-    that reported after the others, and had got nothing, made it one that carries nothing."""
+    """One child that had got nothing made its relay one that carries nothing."""
     entries = [RosterEntry(key(number).peer_id, 1e6) for number in range(1, 41)]
     forest = build_forest(Roster.sign(key(0), RUN, 1, entries), PolicyVersion(1))
     peers, stripe = forest.roster.peers, forest.stripes[0]

@@ -81,8 +81,7 @@ async def test_a_circuit_outlives_its_reservation_and_a_new_one_does_not_begin()
 async def test_an_address_that_observers_invent_is_not_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All peers say that they see us at a victim. They are asked to dial it, and nobody who
-    answers there knows the number that was given to them."""
+    """All peers say that they see us at a victim, where nobody knows the dial-back's number."""
     victim = Multiaddr.parse("/ip4/127.0.0.2/tcp/4001")
     encode = identify.encode_info
 

@@ -1,6 +1,4 @@
-"""A listen address that is no place, told by identify, ended the node with a
-ValueError.
-"""
+"""A listen address that is no place, told by identify, ended the node with a ValueError."""
 
 from __future__ import annotations
 

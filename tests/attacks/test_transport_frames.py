@@ -1,6 +1,4 @@
-"""A chunk of tiny frames took time in its square, all were
-held at once.
-"""
+"""A chunk of tiny frames took time in its square, all were held at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One-byte frames cost 85 bytes a byte, and windows of all peers together had no
-limit.
-"""
+"""One-byte frames cost 85 bytes a byte, and windows of all peers together had no limit."""
 
 from __future__ import annotations
 
@@ -150,9 +148,7 @@ async def test_the_protected_are_evicted_last(autojump_clock: trio.testing.MockC
 async def test_the_old_hoard_of_many_goes_before_the_young_bytes_of_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Sybils with a little each for a minute, against one honest sender whose application is at
-    work.
-    """
+    """Sybils with a little each for a minute, against one sender whose application is busy."""
     keys = range(20, 40)
     async with open_victims(7, *keys, budget=_budget(MIB)) as (honest, *sybils):
         for sybil in sybils:

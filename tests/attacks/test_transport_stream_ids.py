@@ -1,6 +1,4 @@
-"""A stream id used twice left a handler that waited for ever, until none was served
-any more.
-"""
+"""A stream id used twice left a handler that waited for ever."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ async def test_every_stream_handed_out_ends_with_the_connection() -> None:
 
 
 async def test_streams_that_the_peer_never_ends_do_not_block_ours() -> None:
-    """The peer answers and never says FIN: 256 such streams, and the next was `LimitExceeded`
-    for good.
-    """
+    """After 256 such streams the next was `LimitExceeded` for good."""
     async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
         nursery.start_soon(victim.hostile.swallow)
         for _ in range(1000):

@@ -1,6 +1,4 @@
-"""A reset and a broken frame in one record left streams that raised
-LocalProtocolError.
-"""
+"""A reset and a broken frame in one record left streams that raised LocalProtocolError."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ async def test_what_came_before_the_violation_is_delivered() -> None:
 
 
 async def test_a_send_that_crosses_a_reset_is_broken_not_a_bug_of_ours() -> None:
-    """The machine knows of the reset, the stream does not yet: as between two events of one
-    record.
-    """
+    """The machine knows of the reset, the stream does not yet."""
     async with open_victims(7) as (victim,):
         stream = victim.connection.open_stream(ECHO)
         victim.connection.mux.receive_data(bytearray(frame(WINDOW_UPDATE, RST, 2, 0)))

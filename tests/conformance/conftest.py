@@ -64,9 +64,7 @@ class Networks:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Three hosts, a, b and c, that can reach each other, and know nothing of each other
-    yet.
-    """
+    """Three hosts that can reach each other, and know nothing of each other yet."""
 
     a: Host
     b: Host

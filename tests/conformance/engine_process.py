@@ -118,8 +118,7 @@ def _command(python: str, folder: str) -> Sequence[str]:
 
 @contextmanager
 def open_engine_process(python: str, config: EngineConfig) -> Iterator[EngineProcess]:
-    """Ends with the block. With SHOAL_SANDBOX=1 an engine of this Python is confined as a
-    node's is."""
+    """With SHOAL_SANDBOX=1 an engine of this Python is confined as a node's is."""
     with (
         TemporaryDirectory(prefix="shoal-content-") as folder,
         subprocess.Popen(

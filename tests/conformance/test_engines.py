@@ -67,8 +67,7 @@ CONFIG = EngineConfig(
     vllm=VllmOptions(cache=64 * 1024 * 1024),
 )
 FOREIGN = '{"architectures": ["NoSuchModel"], "auto_map": {"AutoConfig": "code.Config"}}'
-"""A stranger's configuration, which no engine reads: what is computed follows from the run's
-shape."""
+"""A stranger's configuration, which no engine reads."""
 FAKE = "fake"
 SUBJECTS = [f"{engine}-{family.value}" for engine in ("torch", "vllm") for family in Family]
 

@@ -89,9 +89,7 @@ def introduce(one: Host, *others: Host) -> None:
 
 
 async def stream_pair(one: Host, other: Host, protocol: ProtocolId) -> tuple[Stream, Stream]:
-    """A stream from ``one``, and its end at ``other``, which stays open until the host
-    closes.
-    """
+    """A stream from ``one``, and its end at ``other``, open until the host closes."""
     accepted, stays_open = trio.open_memory_channel[Stream](1)
 
     async def serve(stream: Stream) -> None:
@@ -114,9 +112,7 @@ async def test_a_request_gets_its_answer(h: Hosts) -> None:
 
 @law_of("hosts")
 async def test_an_answer_may_come_before_the_question_is_over(h: Hosts) -> None:
-    """A peer that has heard enough answers, and closes; the asker was still
-    sending.
-    """
+    """A peer that has heard enough answers, and closes; the asker was still sending."""
 
     async def serve(stream: Stream) -> None:
         await stream.receive_some(100)
@@ -253,9 +249,7 @@ async def test_a_protocol_is_served_for_the_length_of_a_block(h: Hosts) -> None:
 
 @law_of("hosts")
 async def test_a_block_that_ends_resets_what_it_was_serving(h: Hosts) -> None:
-    """Nothing of a block outlives it, least of all a handler whose session is
-    gone.
-    """
+    """Nothing of a block outlives it, least of all a handler whose session is gone."""
     serving, ended = trio.Event(), trio.Event()
 
     async def serve(stream: Stream) -> None:
@@ -339,9 +333,7 @@ async def test_peers_are_watched_for_the_length_of_a_block(h: Hosts) -> None:
 
 @law_of("hosts")
 async def test_known_addresses_end_in_the_peers_id(h: Hosts) -> None:
-    """The law for `Host.addrs_of`, to the letter: the answer can be dialled as it
-    is.
-    """
+    """The law for `Host.addrs_of`, to the letter: the answer can be dialled as it is."""
     bare = tuple(addr.transport for addr in h.b.addrs)
     h.a.add_addrs(h.b.peer_id, bare)
     assert h.a.addrs_of(h.b.peer_id) == h.b.addrs
@@ -439,9 +431,7 @@ async def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(h: Hosts) -> N
 
 @law_of("hosts")
 async def test_a_stream_is_drained_when_its_bytes_have_left(h: Hosts) -> None:
-    """What the peer holds unread has left this node; what waits for room there was
-    never sent.
-    """
+    """What the peer holds unread has left this node; what waits for room there has not."""
     introduce(h.a, h.b)
     ours, theirs = await stream_pair(h.a, h.b, ECHO)
     with trio.fail_after(10):

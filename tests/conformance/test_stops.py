@@ -78,8 +78,7 @@ def block(seconds: float) -> None:
 
 
 async def main() -> None:
-    """The process that is stopped: it prints a line when it listens, one when it is ready (with
-    the second at which all is due), and what it saw."""
+    """Print where it listens, then when it is ready and all is due, then what it saw."""
 
     def ready(addr: Multiaddr) -> None:
         print(json.dumps([str(addr), time.monotonic() + DUE]), flush=True)  # noqa: T201, TID251

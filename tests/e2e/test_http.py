@@ -1,5 +1,4 @@
-"""The HTTP edge over real sockets: what it answers whatever happens to its files, and what a
-hostile client gets."""
+"""The HTTP edge over real sockets: files that change, and hostile clients."""
 
 from __future__ import annotations
 

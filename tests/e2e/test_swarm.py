@@ -1,6 +1,4 @@
-"""A real swarm of processes, small enough for every test run: it learns, and it survives kill
--9.
-"""
+"""A real swarm of processes, which learns and survives kill -9."""
 
 from __future__ import annotations
 

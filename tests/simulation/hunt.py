@@ -34,9 +34,7 @@ Bug = Callable[[], AbstractContextManager[object]]
 
 
 SAME_INSTANT: Final = 10_000
-"""Events at one nanosecond before a storm counts as stuck: it has a hundredth of the nodes that
-may be.
-"""
+"""Events at one nanosecond before a storm, which has few nodes, counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +94,7 @@ def smallest(scenario: Scenario, find: Find, bug: Bug) -> list[Fault]:
 
 @cache
 def passes(storm: str, seed: int) -> bool:
-    """Whether nothing is wrong without a planted bug. One seed finds several: it is played once
-    for all.
-    """
+    """Return True if nothing is wrong without a planted bug."""
     return play(load_storm(storm), seed).why is None
 
 

@@ -28,9 +28,7 @@ from tests.simulation.storms import load_storm
 
 ROOT: Final = Path(__file__).parent.parent.parent
 SEAM: Final = ("p2p/machine.py", "p2p/world.py")
-"""Where the functions below are written, and call each other with the name that they were
-given.
-"""
+"""Where the functions below are written, and call each other with a name they were given."""
 SITES: Final = {"buggify": 0, "lateness": 1, "dawdle": 1}
 CLAIMS: Final = {"sometimes": 0}
 """Which argument is the name."""
@@ -62,9 +60,7 @@ def calls() -> list[tuple[str, str, ast.Call]]:
 
 
 def storms() -> Iterator[Scenario]:
-    """Faults that between them bring about everything that is claimed; what is drawn might
-    not.
-    """
+    """Faults that between them bring about everything that is claimed."""
     lies = Fault(at=10, kind="liar", who=("n1",), seconds=30, value=0.5)
     crashes = [
         Fault(at=11 + 10 * n, kind="torn", who=(f"n{n + 2}",), seconds=12) for n in range(5)

@@ -54,8 +54,7 @@ def test_a_node_alone_knows_nothing_of_its_clock() -> None:
 
 @pytest.mark.parametrize("skew", [7200.0, -7200.0, 86_400.0])
 def test_a_clock_that_is_hours_off_is_not_said_to_agree(skew: float) -> None:
-    """Its node has no members, since nobody believes its heartbeats, and said "agrees with the
-    peers'"."""
+    """Nobody believes its heartbeats, so it has no members, and said that it agrees."""
     clocks = clocks_of({"n0": 0.0, "n1": 0.0, "n2": 0.0, "n3": skew})
     for name in ("n0", "n1", "n2"):
         assert clocks[name][0] == "agrees with that of 2 peers"

@@ -1,5 +1,4 @@
-"""What does not stand still, and blames nobody: a trainer away, validators gone for good,
-places without tasks, a worker that is refused, and one side that has lost what it knew."""
+"""A trainer away, validators gone, places without tasks, a refused worker, lost state."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", swept([None, Silent, Deaf], 1))
 def test_newcomers_reach_standing_though_their_only_validator_says_nothing(kind: Any) -> None:
-    """Nobody is in standing, so no version is replaced, and nothing becomes too old: a worker
-    must not wait for a validator that is gone with all its places."""
+    """Nobody is in standing, so no version is replaced, and nothing becomes too old."""
 
     class Bereft(Play):
         async def _play(self, swarm: Swarm, *rest: Any) -> Any:

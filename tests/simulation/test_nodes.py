@@ -1,6 +1,4 @@
-"""Whole nodes on levels 1 to 3: one scenario, the same metrics, in simulations and as real
-processes.
-"""
+"""Whole nodes on levels 1 to 3: one scenario, simulated and as real processes."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ def shaped_lines() -> None:
 def test_real_nodes_answer_the_same_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left
-    behind.
-    """
+    """Nobody beats the bound, a killed process comes back, and nothing is left behind."""
     monkeypatch.setattr("sim.studies.lab.machines.MEMORY", tmp_path)
     interfaces = sorted(os.listdir("/sys/class/net"))
     real = play(KILLED, 3)

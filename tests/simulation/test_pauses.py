@@ -56,10 +56,7 @@ def test_nobody_is_declared_dead_by_a_process_that_was_stopped(seconds: float) -
 
 @pytest.mark.parametrize("seconds", [UNUSED_TIMEOUT + 5, IDLE_TIMEOUT + 5])
 def test_connections_over_which_somebody_asks_are_not_idle(seconds: float) -> None:
-    """A sweep that was due meanwhile took them for idle before it had read the question.
-
-    Our peer stands still as well, so that no keep-alive of its own ends the connection.
-    """
+    """The peer stands still as well, so that no keep-alive of its own ends the connection."""
     served: list[PeerId] = []
 
     async def answer(peer: PeerId, data: bytes) -> bytes:

@@ -86,8 +86,7 @@ def test_routers_let_in_what_real_ones_let_in(one: str, other: str) -> None:
     [("port", "port", True), ("port", "symmetric", False), ("cone", "symmetric", True)],
 )
 def test_two_homes_meet_by_productions_code(home: str, guest: str, is_direct: bool) -> None:
-    """Reservations at two relays, a circuit, and a direct connection where routers allow it.
-    A symmetric router is known by the two ports at which the relays see its home."""
+    """A symmetric router is known by the two ports at which the relays see its home."""
     opened: dict[str, SwarmHost] = {}
     looks: dict[str, bool] = {}
 

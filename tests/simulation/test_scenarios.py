@@ -48,9 +48,7 @@ PLAYED = [name for name in scenario_names() if name not in HOURS]
 
 @pytest.mark.parametrize("name", PLAYED if DEEP else EVERYDAY)
 def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
-    """``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
-    them.
-    """
+    """``churn`` and ``eclipse`` failed at their own defaults; tests only loaded them."""
     result = run_scenario(load_scenario(name), 1)
     assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
     assert {f"fault/{fault['kind']}" for fault in result.faults} <= set(result.witnessed)

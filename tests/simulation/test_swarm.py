@@ -246,8 +246,7 @@ def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
 
 
 def test_nothing_of_a_paused_node_runs() -> None:
-    """Neither what its deadlines end, nor what a reader elsewhere makes room for, nor what
-    dials it."""
+    """Neither its deadlines, nor what a reader makes room for, nor what dials it."""
     woken: list[float] = []
 
     async def live(node: SimNode) -> None:

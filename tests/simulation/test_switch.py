@@ -59,8 +59,7 @@ sys.stdin.read()
 async def test_real_machines_are_as_far_apart_and_their_lines_as_narrow_as_they_should_be() -> (
     None
 ):
-    """No faster than physics: a round trip to connect, one with the bytes and their answer,
-    0.1 s each; 200,000 bytes at 8 Mbit/s."""
+    """Two round trips of 0.1 s each, and 200,000 bytes at 8 Mbit/s."""
     hear, reports = trio.open_memory_channel[dict](4)
     link = LinkSpec(up=8.0, down=8.0)
     with trio.fail_after(60):

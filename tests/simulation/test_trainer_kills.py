@@ -1,5 +1,4 @@
-"""A trainer that is killed takes the steps since its checkpoint again, and comes to the same
-weights."""
+"""A killed trainer repeats the steps since its checkpoint, and gets the same weights."""
 
 from __future__ import annotations
 

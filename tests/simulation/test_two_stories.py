@@ -97,8 +97,7 @@ class Stage:
         )
 
     async def play(self) -> tuple[float, float]:
-        """Seconds from the second story until the first has proven that there are two, and
-        until all know."""
+        """Seconds from the second story to the first proof of it, and until all know."""
         await self.swarm.sleep_until(self.lies_from)
         first = 0.0
         while self.knowing() < self.size - 1:
@@ -122,8 +121,7 @@ def two_stories(signer: Signer) -> Iterator[Exchange]:
 
 @pytest.mark.parametrize("is_mute", [False, True])
 def test_two_stories_are_proven_to_all_within_a_minute(is_mute: bool) -> None:
-    """And nobody else is accused, nothing that the liar stated counts, and what an honest
-    validator states is with nine of ten nodes some 45 s later."""
+    """Nobody else is accused, no statement of the liar counts, and the judge's arrive."""
 
     async def main(swarm: Swarm) -> None:
         stage = Stage(swarm, 12, is_mute=is_mute)

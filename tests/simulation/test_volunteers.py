@@ -1,6 +1,4 @@
-"""The scenario `volunteers`, small: real roles whose time and sizes come from device
-profiles.
-"""
+"""The scenario `volunteers`, small: real roles, whose time comes from device profiles."""
 
 from __future__ import annotations
 
@@ -48,8 +46,7 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
 
 @pytest.mark.deep
 def test_too_many_volunteers_waste_little_once_work_was_lost() -> None:
-    """Each made all it could: 59 % of the rollouts went stale, the trainer waited 14 % of the
-    time, and a submission was sent eight times. Now it is so until the first work is lost."""
+    """59 % of the rollouts went stale, and the trainer waited 14 % of the time."""
     many = few_volunteers(sized_for=24, batch_rollouts=384, validator="1xH100")
     early, whole = (
         run_scenario(replace(many, nodes=24, duration=seconds), 1).metrics

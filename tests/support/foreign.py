@@ -36,8 +36,7 @@ foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=12).map(p
 
 @st.composite
 def damaged(draw: st.DrawFn, valid: bytes = b"") -> bytes:
-    """Bytes of strangers, or valid ones with a few bytes or, where they are msgpack, any part
-    changed."""
+    """Bytes of strangers, or valid ones with a few bytes or any part changed."""
     whole, way = _unpacked(valid), draw(st.integers(0, 3))
     if not valid or way == 0:
         return draw(foreign)

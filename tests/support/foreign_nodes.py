@@ -37,8 +37,7 @@ async def echo(stream: Stream) -> None:
 
 @contextmanager
 def other_machine(*addresses: str) -> Iterator[None]:
-    """Put this thread, and processes that it starts, into a network of their own, where
-    loopback has ``addresses`` as well and carries multicast."""
+    """Put this thread into a network of its own, with ``addresses`` on loopback."""
     libc, here = ctypes.CDLL(None, use_errno=True), os.open("/proc/thread-self/ns/net", 0)
     try:
         if sys.platform != "linux" or shutil.which("ip") is None or libc.unshare(CLONE_NEWNET):

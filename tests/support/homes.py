@@ -109,8 +109,7 @@ class Town:
         run("ip", "-n", space, "addr", "add", f"11.77.0.{number}/24", "dev", "wan")
 
     def home(self, name: str, number: int, kind: str, mbit: float = 0.0) -> list[str]:
-        """Add a machine behind a router at 11.77.0.``number`` that is one of `ROUTERS`, with a
-        line of ``mbit`` both ways."""
+        """Add a machine behind a router of `ROUTERS` at 11.77.0.``number``."""
         router, inside = self._space(f"{name}-r"), self._space(name)
         self._join(router, number)
         self._link(inside, "eth0", router, "lan")

@@ -73,9 +73,7 @@ async def member(
 async def swarm(
     folder: Path, *others: KeyPair, config: NodeConfig = CONFIG
 ) -> AsyncIterator[list[Node]]:
-    """A trainer with the run, and others that know only its address; all in each other's
-    view.
-    """
+    """A trainer with the run, and others that know only its address."""
     network = MemoryNetwork()
     with trio.fail_after(60):
         async with AsyncExitStack() as stack:

@@ -14,8 +14,7 @@ def install(folder: Path, name: str, *points: str, group: str = "shoal.envs") ->
 
 
 def install_module(folder: Path, module: str, source: str, group: str, **points: str) -> None:
-    """Put ``module`` into ``folder``, with entry points of ``group`` by their names. The module
-    may be one of a package: "package/module"."""
+    """Put ``module``, perhaps "package/module", into ``folder`` with entry points."""
     name = module.partition("/")[0].replace("_", "-")
     install(folder, name, *(f"{one} = {target}" for one, target in points.items()), group=group)
     path = folder / f"{module}.py"

@@ -92,9 +92,7 @@ def perform(play: Play, seed: int = 7, **parameters: float) -> Health:
 
 
 def finish(play: Play, seed: int = 7, **parameters: float) -> Health:
-    """Perform a play that must come to the end of its run, and in which no honest worker may
-    be rejected or banned.
-    """
+    """Perform a play that must end its run, and in which no honest worker may be rejected."""
     health = perform(play, seed, **parameters)
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)

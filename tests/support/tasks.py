@@ -20,8 +20,7 @@ def make_tasks(
     lengths: Sequence[int] = range(2, 21),
     salt: object = "",
 ) -> list[GroupTask]:
-    """Return a task for each group: random ``tokens``, or else a prompt of the environment that
-    sorts."""
+    """Return a task for each group: random ``tokens``, or else a prompt of the sorter."""
     rng = Random(f"{salt}")
 
     def prompt(group: int) -> tuple[int, ...]:

@@ -36,9 +36,7 @@ TROUBLE: Final = (
     trio.BrokenResourceError,
 )
 LAST: Final = 3
-"""Notes when all is quiet. One may be lost with the stream that its reader ends just then, not
-all.
-"""
+"""Notes when all is quiet; one may be lost with the stream that its reader ends."""
 PATIENCE: Final = 15.0
 """Seconds that a request may take."""
 
