@@ -204,27 +204,17 @@ async def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> Non
 @pytest.mark.parametrize(
     "addr",
     [
-        "/ip4/127.0.0.1/tcp/4001",
-        "/ip4/192.168.1.1/tcp/80",
-        "/ip4/100.64.3.2/tcp/80",
-        "/ip4/0.0.0.0/tcp/80",
-        "/ip4/224.0.0.1/tcp/80",
-        "/ip6/::1/tcp/80",
-        "/ip6/fd00::1/tcp/80",
-        "/ip6/::ffff:10.0.0.1/tcp/80",
-        "/ip6/64:ff9b::a00:1/tcp/80",
-        "/ip6/2002:a00:1::1/tcp/80",
-        "/dns/localhost/tcp/80",
+        "/ip4/127.0.0.1/tcp/4001", "/ip4/192.168.1.1/tcp/80", "/ip4/100.64.3.2/tcp/80",
+        "/ip4/0.0.0.0/tcp/80", "/ip4/224.0.0.1/tcp/80", "/ip6/::1/tcp/80",
+        "/ip6/fd00::1/tcp/80", "/ip6/::ffff:10.0.0.1/tcp/80", "/ip6/64:ff9b::a00:1/tcp/80",
+        "/ip6/2002:a00:1::1/tcp/80", "/dns/localhost/tcp/80",
         f"/ip4/8.8.8.8/tcp/80/p2p/{KeyPair(bytes(32)).peer_id}/p2p-circuit",
     ],
-)
+)  # fmt: skip
 async def test_what_is_not_public_is_not_dialled(addr: str) -> None:
     async with open_server(AutonatConfig()) as server, open_host(strict=True) as host:
         await host.connect_addr(server.addrs[0])
-        assert await ask(host, server, [addr]) == (
-            DialResponse(ResponseStatus.DIAL_REFUSED),
-            0,
-        )
+        assert await ask(host, server, [addr]) == (DialResponse(ResponseStatus.DIAL_REFUSED), 0)
 
 
 async def test_a_peer_behind_a_relay_is_not_dialled() -> None:

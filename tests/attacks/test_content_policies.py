@@ -226,9 +226,7 @@ def small_disk(tmp_path: Path) -> Iterator[None]:
 
 
 async def test_a_policy_that_is_larger_than_the_disk_is_given_up_and_the_node_lives(
-    town: Town,
-    small_disk: None,
-    caplog: pytest.LogCaptureFixture,
+    town: Town, small_disk: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     with trio.fail_after(30):
@@ -255,10 +253,7 @@ async def test_two_pulls_into_one_folder_do_not_meet(tmp_path: Path, town: Town)
     with trio.fail_after(20):
         async with town.member(0), open_world(tmp_path / "0", town.keys[0]) as world:
             store = PolicyStore(world, ShardcastConfig(), b"run")
-            with (
-                pytest.raises(StorageError, match="another process is using"),
-                store.holding(),
-            ):
+            with pytest.raises(StorageError, match="another process is using"), store.holding():
                 pytest.fail("the lock was free")
         async with open_world(tmp_path / "0", town.keys[0]) as world:
             with PolicyStore(world, ShardcastConfig(), b"run").holding():

@@ -7,16 +7,9 @@ from dataclasses import replace
 from bench.dht import WALL, Node
 from p2p.dht.core.events import Effect, Get
 from p2p.dht.core.requester import MAX_FOUND, MAX_VALIDATED, GetOperation
-from p2p.dht.core.store import (
-    MAX_PUBLISHERS,
-)
+from p2p.dht.core.store import MAX_PUBLISHERS
 from p2p.dht.core.validation import RecordValidator
-from p2p.dht.messages import (
-    FindValue,
-    Store,
-    Stored,
-    Values,
-)
+from p2p.dht.messages import FindValue, Store, Stored, Values
 from p2p.dht.record import MAX_VALUE
 from p2p.events import Penalise
 from p2p.identity import KeyPair

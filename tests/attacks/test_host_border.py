@@ -100,10 +100,7 @@ async def test_sending_never_raises_for_what_a_peer_did() -> None:
     """Timers send; what a peer did must not come out of `Host.send`."""
     events: list[PeerEvent] = []
     async with hosts(2) as (host, other):
-        with (
-            host.watching(events.append),
-            other.receiving(NEWS, lambda _, message: None),
-        ):
+        with host.watching(events.append), other.receiving(NEWS, lambda _, message: None):
             await host.connect_addr(other.addrs[0])
             for _ in range(3):
                 assert host.send(other.peer_id, NEWS, b"x")

@@ -70,10 +70,7 @@ async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
     """Gossip kept a peer that had gone in its mesh."""
     async with hosts(2, is_strict=False) as (host, other):
         heard: list[PeerState] = []
-        with (
-            host.watching(crash),
-            host.watching(lambda event: heard.append(event.state)),
-        ):
+        with host.watching(crash), host.watching(lambda event: heard.append(event.state)):
             await host.connect_addr(other.addrs[0])
             await trio.testing.wait_all_tasks_blocked()
             await other.disconnect(host.peer_id)

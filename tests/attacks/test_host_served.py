@@ -178,10 +178,7 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
         nonlocal count
         count += 1
 
-    async with (
-        hosts(2, QUIET) as (victim, one),
-        trio.open_nursery() as nursery,
-    ):
+    async with hosts(2, QUIET) as (victim, one), trio.open_nursery() as nursery:
         with victim.receiving(NEWS, take):
             await one.connect_addr(victim.addrs[0])
             stream = await one.open_stream(victim.peer_id, NEWS)

@@ -89,9 +89,7 @@ ASKED: Final[dict[str, Asked]] = {
     ),
 }
 
-SMALL_ANSWERS: Final[dict[str, int]] = {
-    "/shoal/work/1.0.0": max(MAX_ACCOUNT, MAX_ANSWER),
-}
+SMALL_ANSWERS: Final[dict[str, int]] = {"/shoal/work/1.0.0": max(MAX_ACCOUNT, MAX_ANSWER)}
 """Bytes of the one answer that a stream gets from a role, unless it hands in work."""
 
 ANSWER_NOBODY: Final = {

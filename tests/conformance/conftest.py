@@ -8,8 +8,8 @@ network or host under the same laws, add a function to `NETWORKS` or `HOSTS`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,14 @@ from p2p.circuit.core.book import RelayConfig
 from p2p.circuit.relay import relaying
 from p2p.host import Host
 from p2p.identity import KeyPair
-from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
-from p2p.swarm.swarm import SwarmConfig, open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport import connection
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import SimNode, open_swarm
+from sim.node.swarm import SimNode, Swarm
+from tests.support.simulated import on_swarm
 
 PATIENCE = 20.0
 """Seconds for one law; reached only when it fails."""
@@ -48,6 +46,13 @@ def law_of(subjects: str) -> Callable[[Callable[..., Any]], Callable[..., None]]
         return test
 
     return decorate
+
+
+async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
+    data = bytearray()
+    while piece := await stream.receive_some():
+        data += piece
+    return bytes(data)
 
 
 @dataclass(frozen=True)
@@ -77,38 +82,11 @@ class Hosts:
 
 NetworkLaw = Callable[[Networks], Awaitable[None]]
 HostLaw = Callable[[Hosts], Awaitable[None]]
-
-
-def on_memory(law: NetworkLaw) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        with trio.fail_after(PATIENCE):
-            await law(
-                Networks(
-                    network,
-                    network,
-                    Multiaddr.parse("/memory/0"),
-                    Multiaddr.parse("/memory/99"),
-                )
-            )
-
-    trio.run(main)
-
-
-def on_tcp(law: NetworkLaw) -> None:
-    async def main() -> None:
-        anywhere = Multiaddr.parse("/ip4/127.0.0.1/tcp/0")
-        with trio.fail_after(PATIENCE):
-            await law(
-                Networks(
-                    TcpNetwork(),
-                    TcpNetwork(),
-                    anywhere,
-                    Multiaddr.parse("/ip4/127.0.0.1/tcp/1"),
-                )
-            )
-
-    trio.run(main)
+Places = tuple[str, str]
+"""Where a listener finds a place, and where nobody listens."""
+MEMORY = "/memory/0", "/memory/99"
+TCP = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/tcp/1"
+INTERNET = "/ip4/0.0.0.0/tcp/0", "/ip4/20.2.0.1/tcp/9"
 
 
 @pytest.fixture(autouse=True)
@@ -117,42 +95,23 @@ def _frequent_schedule_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "YIELD_EVERY", 0)
 
 
-def _run_hosts(law: HostLaw, network: Network, anywhere: str, nowhere: str) -> None:
-    config = SwarmConfig()
-
+def on_networks(law: NetworkLaw, one: Network, other: Network, places: Places) -> None:
     async def main() -> None:
         with trio.fail_after(PATIENCE):
-            async with AsyncExitStack() as stack:
-                hosts = []
-                for seed in (1, 2, 3):
-                    world = await stack.enter_async_context(
-                        open_world(key=KeyPair(bytes([seed]) * 32))
-                    )
-                    host = open_host(
-                        network=network,
-                        world=world,
-                        listen=(anywhere,),
-                        strict=True,
-                        config=config,
-                    )
-                    hosts.append(await stack.enter_async_context(host))
-                await law(
-                    Hosts(*hosts, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse(nowhere))
-                )
+            await law(Networks(one, other, *map(Multiaddr.parse, places)))
 
     trio.run(main)
 
 
-def swarm_on_memory(law: HostLaw) -> None:
-    _run_hosts(law, MemoryNetwork(), "/memory/0", "/memory/99")
+def on_simulation(law: NetworkLaw, places: Places) -> None:
+    async def idle(node: SimNode) -> None:
+        await trio.sleep_forever()
 
+    async def main(swarm: Swarm) -> None:
+        networks = [swarm.add(name, idle).network for name in "ab"]
+        await law(Networks(*networks, *map(Multiaddr.parse, places)))
 
-def swarm_on_tcp(law: HostLaw) -> None:
-    _run_hosts(law, TcpNetwork(), "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/tcp/1")
-
-
-async def _idle(node: SimNode) -> None:
-    await trio.sleep_forever()
+    on_swarm(main)
 
 
 ANYTHING = RelayConfig(
@@ -167,9 +126,8 @@ def on_circuits(law: NetworkLaw) -> None:
         async with AsyncExitStack() as stack:
             stack.enter_context(trio.fail_after(PATIENCE))
             keys = [KeyPair(bytes([seed]) * 32) for seed in (1, 2, 3, 4)]
-            config = SwarmConfig()
             relay, one, other = [
-                await stack.enter_async_context(open_host(key=key, strict=True, config=config))
+                await stack.enter_async_context(open_host(key=key, strict=True))
                 for key in keys[:3]
             ]
             stack.enter_context(relaying(relay.world, relay, keys[0], ANYTHING))
@@ -180,83 +138,60 @@ def on_circuits(law: NetworkLaw) -> None:
     trio.run(main)
 
 
-def on_simulation(
-    law: NetworkLaw, anywhere: str = "/memory/0", nowhere: str = "/memory/99"
+def hosts_of(opened: Sequence[Host], places: Places) -> Hosts:
+    return Hosts(*opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse(places[1]))
+
+
+def on_hosts(law: HostLaw, network: Network, places: Places) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(trio.fail_after(PATIENCE))
+            opened = []
+            for seed in (1, 2, 3):
+                key = KeyPair(bytes([seed]) * 32)
+                host = open_host(network=network, key=key, listen=places[:1], strict=True)
+                opened.append(await stack.enter_async_context(host))
+            await law(hosts_of(opened, places))
+
+    trio.run(main)
+
+
+def on_simulated_hosts(
+    law: HostLaw, open_one: Callable[[SimNode], AbstractAsyncContextManager[Host]]
 ) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            networks = [swarm.add(name, _idle).network for name in "ab"]
-            await law(Networks(*networks, *map(Multiaddr.parse, (anywhere, nowhere))))
+    opened: list[Host] = []
 
-    run_simulation(main, seed=1, horizon=3600)
+    async def live(node: SimNode) -> None:
+        async with open_one(node) as host:
+            opened.append(host)
+            await trio.sleep_forever()
 
+    async def main(swarm: Swarm) -> None:
+        for name in "abc":
+            swarm.add(name, live)
+            await swarm.sleep(0.001)
+        await law(hosts_of(opened, MEMORY))
 
-def on_simulated_internet(law: NetworkLaw) -> None:
-    on_simulation(law, "/ip4/0.0.0.0/tcp/0", "/ip4/20.2.0.1/tcp/9")
-
-
-def simulated_hosts(law: HostLaw) -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            opened: list[Host] = []
-
-            async def live(node: SimNode) -> None:
-                async with node.open_host() as host:
-                    opened.append(host)
-                    await trio.sleep_forever()
-
-            for name in "abc":
-                swarm.add(name, live)
-                await swarm.sleep(0.001)
-            await law(
-                Hosts(
-                    *opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")
-                )
-            )
-
-    run_simulation(main, seed=1, horizon=3600)
+    on_swarm(main)
 
 
-def swarm_on_simulation(law: HostLaw) -> None:
-    """The production host over the simulated network: level L2."""
-
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            opened: list[Host] = []
-
-            async def live(node: SimNode) -> None:
-                config = SwarmConfig(strict=True)
-                host = open_host(
-                    network=node.network, world=node.world, listen=("/memory/0",), config=config
-                )
-                async with host as swarm_host:
-                    opened.append(swarm_host)
-                    await trio.sleep_forever()
-
-            for name in "abc":
-                swarm.add(name, live)
-                await swarm.sleep(0.001)
-            await law(
-                Hosts(
-                    *opened, stranger=KeyPair(bytes(32)), nowhere=Multiaddr.parse("/memory/99")
-                )
-            )
-
-    run_simulation(main, seed=1, horizon=3600)
+def open_at_level_2(node: SimNode) -> AbstractAsyncContextManager[Host]:
+    """Open the production host over the simulated network."""
+    return open_host(network=node.network, world=node.world, listen=MEMORY[:1], strict=True)
 
 
 NETWORKS: dict[str, Callable[[NetworkLaw], None]] = {
-    "memory": on_memory,
-    "tcp": on_tcp,
-    "simulated": on_simulation,
-    "simulated internet": on_simulated_internet,
+    "memory": lambda law: on_networks(law, *[MemoryNetwork()] * 2, MEMORY),
+    "tcp": lambda law: on_networks(law, TcpNetwork(), TcpNetwork(), TCP),
+    "simulated": lambda law: on_simulation(law, MEMORY),
+    "simulated internet": lambda law: on_simulation(law, INTERNET),
     "circuits": on_circuits,
 }
 HOSTS: dict[str, Callable[[HostLaw], None]] = {
-    "memory": swarm_on_memory,
-    "tcp": swarm_on_tcp,
-    "simulated": simulated_hosts,
-    "L2": swarm_on_simulation,
+    "memory": lambda law: on_hosts(law, MemoryNetwork(), MEMORY),
+    "tcp": lambda law: on_hosts(law, TcpNetwork(), TCP),
+    "simulated": lambda law: on_simulated_hosts(law, SimNode.open_host),
+    "L2": lambda law: on_simulated_hosts(law, open_at_level_2),
 }
 
 

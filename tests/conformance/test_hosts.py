@@ -27,7 +27,7 @@ from p2p.host import (
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from tests.conformance.conftest import Hosts, law_of
+from tests.conformance.conftest import Hosts, law_of, read_all
 
 ECHO = ProtocolId("/shoal/test-echo/1.0.0")
 NEWS = ProtocolId("/shoal/test-news/1.0.0")
@@ -35,13 +35,6 @@ NEWS = ProtocolId("/shoal/test-news/1.0.0")
 
 async def echo(peer: PeerId, data: bytes) -> bytes:
     return data
-
-
-async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
-    data = bytearray()
-    while piece := await stream.receive_some():
-        data += piece
-    return bytes(data)
 
 
 class Mailbox:
@@ -281,16 +274,10 @@ async def test_a_protocol_has_one_block_at_a_time(h: Hosts) -> None:
         second = h.a.serving(ECHO, serve_requests(echo))
         with pytest.raises(ValueError, match="served already"), second:
             pass
-    with (
-        pytest.raises(ValueError, match="no protocol id"),
-        h.a.serving(ProtocolId("bad id"), print),
-    ):
-        pass
-    with (
-        pytest.raises(ValueError, match="no protocol id"),
-        h.a.receiving(ProtocolId("bad id"), print),
-    ):
-        pass
+    bad = ProtocolId("bad id")
+    for block in (h.a.serving(bad, print), h.a.receiving(bad, print)):
+        with pytest.raises(ValueError, match="no protocol id"), block:
+            pass
     with h.a.serving(ECHO, serve_requests(echo)):
         pass  # a refused block takes nothing away
 
@@ -490,21 +477,17 @@ async def test_messages_arrive_once_and_in_order(h: Hosts) -> None:
     assert await box.wait(len(messages)) == [(h.a.peer_id, message) for message in messages]
 
 
-def test_messages_go_both_ways_and_by_protocol(hosts) -> None:
-    other = ProtocolId("/shoal/test-other/1.0.0")
-
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        at_a, at_b, other_at_b = Mailbox(h.a), Mailbox(h.b), Mailbox(h.b, other)
-        assert h.a.send(h.b.peer_id, NEWS, b"to b")
-        assert h.a.send(h.b.peer_id, other, b"other")
-        await at_b.wait(1)
-        assert h.b.send(h.a.peer_id, NEWS, b"to a")
-        assert await at_a.wait(1) == [(h.b.peer_id, b"to a")]
-        assert await other_at_b.wait(1) == [(h.a.peer_id, b"other")]
-        assert at_b.received == [(h.a.peer_id, b"to b")]
-
-    hosts(law)
+@law_of("hosts")
+async def test_messages_go_both_ways_and_by_protocol(h: Hosts) -> None:
+    introduce(h.a, h.b)
+    at_a, at_b, other_at_b = Mailbox(h.a), Mailbox(h.b), Mailbox(h.b, ECHO)
+    assert h.a.send(h.b.peer_id, NEWS, b"to b")
+    assert h.a.send(h.b.peer_id, ECHO, b"other")
+    await at_b.wait(1)
+    assert h.b.send(h.a.peer_id, NEWS, b"to a")
+    assert await at_a.wait(1) == [(h.b.peer_id, b"to a")]
+    assert await other_at_b.wait(1) == [(h.a.peer_id, b"other")]
+    assert at_b.received == [(h.a.peer_id, b"to b")]
 
 
 @law_of("hosts")
@@ -653,20 +636,18 @@ async def test_a_bad_message_costs_the_connection(h: Hosts) -> None:
         await watch.wait(h.a.peer_id, PeerState.CONNECTED)
 
 
-def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
+@law_of("hosts")
+async def test_an_answer_that_is_none_is_a_bad_message(h: Hosts) -> None:
     async def silent(stream: Stream) -> None:
         await stream.receive_some()
 
     async def too_long(stream: Stream) -> None:
         await send_frame(stream, bytes(100))
 
-    async def law(h: Hosts) -> None:
-        introduce(h.a, h.b)
-        for handler in (silent, too_long):
-            with h.b.serving(ECHO, handler), pytest.raises(BadMessage):
-                await request(h.a, h.b.peer_id, ECHO, b"x", max_reply=99)
-
-    hosts(law)
+    introduce(h.a, h.b)
+    for handler in (silent, too_long):
+        with h.b.serving(ECHO, handler), pytest.raises(BadMessage):
+            await request(h.a, h.b.peer_id, ECHO, b"x", max_reply=99)
 
 
 @law_of("hosts")
@@ -681,16 +662,14 @@ async def test_hearsay_comes_after_what_is_certain(h: Hosts) -> None:
     assert known == [h.nowhere.transport, *places]
 
 
-@pytest.mark.parametrize("source", [AddrSource.SIGNED, AddrSource.HEARSAY])
-def test_names_are_taken_from_the_owner_only(hosts, source) -> None:
-    async def law(h: Hosts) -> None:
-        name = Multiaddr.parse("/dns4/example.org/tcp/1")
+@law_of("hosts")
+async def test_names_are_taken_from_the_owner_only(h: Hosts) -> None:
+    name = Multiaddr.parse("/dns4/example.org/tcp/1")
+    for source in (AddrSource.SIGNED, AddrSource.HEARSAY):
         h.a.add_addrs(h.stranger.peer_id, [name], source)
         assert h.a.addrs_of(h.stranger.peer_id) == ()
-        h.a.add_addrs(h.stranger.peer_id, [name], AddrSource.OWNER)
-        assert [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)] == [name]
-
-    hosts(law)
+    h.a.add_addrs(h.stranger.peer_id, [name], AddrSource.OWNER)
+    assert [addr.transport for addr in h.a.addrs_of(h.stranger.peer_id)] == [name]
 
 
 @law_of("hosts")

@@ -8,7 +8,7 @@ import trio.testing
 
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.identity import KeyPair
-from tests.conformance.conftest import Networks, law_of
+from tests.conformance.conftest import Networks, law_of, read_all
 
 
 async def connect(
@@ -47,36 +47,25 @@ async def connect_clogged(
     return ends
 
 
-async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
-    data = bytearray()
-    while piece := await stream.receive_some():
-        data += piece
-    return bytes(data)
+@law_of("networks")
+async def test_bytes_go_both_ways_at_once(nets: Networks) -> None:
+    sent, received = bytes(range(256)) * 8192, []
+    ends = await connect(nets)
 
+    async def send(stream: trio.abc.HalfCloseableStream) -> None:
+        await stream.send_all(sent)
+        await stream.send_eof()
 
-def test_bytes_go_both_ways_at_once(networks) -> None:
-    sent = bytes(range(256)) * 8192
+    async def receive(stream: trio.abc.HalfCloseableStream) -> None:
+        received.append(await read_all(stream))
 
-    async def law(nets: Networks) -> None:
-        ends = await connect(nets)
-        received = []
-
-        async def send(stream: trio.abc.HalfCloseableStream) -> None:
-            await stream.send_all(sent)
-            await stream.send_eof()
-
-        async def receive(stream: trio.abc.HalfCloseableStream) -> None:
-            received.append(await read_all(stream))
-
-        async with trio.open_nursery() as nursery:
-            for end in ends:
-                nursery.start_soon(send, end)
-                nursery.start_soon(receive, end)
+    async with trio.open_nursery() as nursery:
         for end in ends:
-            await end.aclose()
-        assert received == [sent, sent]
-
-    networks(law)
+            nursery.start_soon(send, end)
+            nursery.start_soon(receive, end)
+    for end in ends:
+        await end.aclose()
+    assert received == [sent, sent]
 
 
 @law_of("networks")

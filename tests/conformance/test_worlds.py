@@ -326,9 +326,8 @@ async def test_a_worker_that_must_be_contained_runs_contained_or_not_at_all(
         return
     async with world.open_worker(argv, name="x", confined=confined) as worker:
         for path, said in (("/tmp/its-own", "open"), ("/new", "OSError")):
-            assert (
-                decode_reply(await worker.call(encode_request("knock", "write", path))) == said
-            )
+            reply = await worker.call(encode_request("knock", "write", path))
+            assert decode_reply(reply) == said
 
 
 def test_no_process_repeats_a_sequence_number_while_the_disk_is_full() -> None:

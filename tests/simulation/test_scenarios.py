@@ -142,15 +142,9 @@ def test_a_broken_expectation_fails_the_run(
     result = json.loads(out.read_text())
     assert [entry["ok"] for entry in result["expectations"]] == [False, False]
     keys = {
-        "scenario",
-        "seed",
-        "level",
-        "nodes",
-        "trace_hash",
-        "events",
-        "virtual_seconds",
+        "scenario", "seed", "level", "nodes", "trace_hash", "events", "virtual_seconds",
         "cpu_seconds",
-    }
+    }  # fmt: skip
     assert keys <= result.keys()
     assert "FAILED" in capsys.readouterr().out
     assert main(["run", str(path), "--baseline", str(out)]) == 1

@@ -22,18 +22,12 @@ def outcome() -> Result:
 def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
     metrics = outcome().metrics
     groups: dict[str, list[float]] = {}
+    activities = {
+        "training", "saving", "encoding", "generating", "scoring", "loading", WAITING, IDLE,
+    }  # fmt: skip
     for name, value in metrics.items():
         group, _, activity = name.rpartition("_")
-        if activity in {
-            "training",
-            "saving",
-            "encoding",
-            "generating",
-            "scoring",
-            "loading",
-            WAITING,
-            IDLE,
-        }:
+        if activity in activities:
             groups.setdefault(group, []).append(float(value))
     assert set(groups) == {"trainer", "validators", "volunteers", "4x4090", "4x3090"}
     for group, shares in groups.items():
@@ -72,12 +66,8 @@ def test_a_timesheet_accounts_for_every_second_of_every_life() -> None:
     with sheet.doing("loading"):
         now[0] = 17
     now[0] = 20
-    assert (sheet.alive, sheet.spent(WAITING), sheet.spent("loading"), sheet.spent(IDLE)) == (
-        20,
-        15,
-        2,
-        3,
-    )
+    assert sheet.alive == 20
+    assert [sheet.spent(one) for one in (WAITING, "loading", IDLE)] == [15, 2, 3]
     with sheet.doing("generating"):
         now[0] = 24
         sheet.end_life()

@@ -6,12 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2p.identity import KeyPair, PeerId
-from p2p.node.admission import (
-    Capability,
-    Credential,
-    Invite,
-    sign_invite,
-)
+from p2p.node.admission import Capability, Credential, Invite, sign_invite
 from p2p.node.rundoc import RunBook
 from roles.contract.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
 from tests.support.runs import OWNER, TERMS

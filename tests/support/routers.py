@@ -152,9 +152,7 @@ class FakeRouter:
                 await stream.send_all(self.mangle(answer.encode()))
 
     async def serve_datagrams(
-        self,
-        sock: trio.socket.SocketType,
-        answer: Callable[[bytes, str], bytes | None],
+        self, sock: trio.socket.SocketType, answer: Callable[[bytes, str], bytes | None]
     ) -> None:
         while True:
             data, place = await sock.recvfrom(2000)

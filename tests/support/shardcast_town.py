@@ -10,13 +10,7 @@ from random import Random
 from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, open_world
-from p2p.shardcast import (
-    PolicyVersion,
-    RosterEntry,
-    Shardcast,
-    ShardcastConfig,
-    open_shardcast,
-)
+from p2p.shardcast import PolicyVersion, RosterEntry, Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.index import digest_of
 from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
