@@ -10,12 +10,17 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+ROOT: Final = Path(__file__).parent.parent.parent
+COMMANDS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    "entry-points"
+]["shoal.commands"]
 DRIVER: Final = """
 import gc, json, os, pwd, shutil, sys, traceback
 from functools import partial

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,19 +23,12 @@ from p2p.naming import MAX_NAME
 from p2p.node.folders import SOCKET
 from p2p.node.usage import SOON
 from tests.e2e.cast_process import LOCAL, cast, contents, push_of
-from tests.e2e.forked import Forks, Surroundings
+from tests.e2e.forked import COMMANDS, ROOT, Forks, Surroundings
 from tests.sweeps import swept
 from tests.terminal import terminal
 
-ROOT = Path(__file__).parent.parent.parent
-COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
-    "shoal.commands"
-]
-SHOAL = [
-    sys.executable,
-    "-c",
-    "import sys; from p2p.node.commands import main; sys.exit(main())",
-]
+MAIN = "import sys; from p2p.node.commands import main; sys.exit(main())"
+SHOAL = [sys.executable, "-c", MAIN]
 NOBODY = "http://127.0.0.1:1"
 """A server that does not answer."""
 
@@ -247,18 +239,12 @@ def test_an_interrupted_command_says_what_was_done(number: int, tmp_path: Path) 
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("command", ["push", "pull"])
-def test_it_is_played_in_a_terminal_and_ended_by_ctrl_c(command: str, tmp_path: Path) -> None:
-    source = pushed(tmp_path / "[bold]model", 1000)
-    with push_of(source, tmp_path / "p") as (_, ticket):
+def test_a_pull_is_played_in_a_terminal_and_ended_by_ctrl_c(tmp_path: Path) -> None:
+    with push_of(pushed(tmp_path / "model", 1000), tmp_path / "p") as (_, ticket):
         line = ["pull", ticket, "--out", str(tmp_path / "out"), "--seed", "1000"]
-        if command == "push":
-            line = ["push", str(source), "--data", str(tmp_path / "other"), *LOCAL[:-1]]
         with terminal(*SHOAL[1:], *line) as shown:
-            shown.wait("passing on" if command == "pull" else "no other")
+            shown.wait("passing on")
             shown.press_ctrl_c()
             assert shown.end() == 0
     assert "the same command line goes on" in shown.said
     assert "Traceback" not in shown.said
-    if command == "push":
-        assert "[bold]model" in shown.said

@@ -111,6 +111,14 @@ async def silent(send: Any) -> None:
     await trio.sleep_forever()
 
 
+async def drip(send: Any) -> None:
+    """A byte now and then: never silent, never done."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": b"v", "more_body": True})
+        await trio.sleep(0.02)  # noqa: TID251 - over real sockets
+
+
 async def cut(send: Any) -> None:
     size = [(b"content-length", b"500000")]
     await send({"type": "http.response.start", "status": 200, "headers": size})
@@ -123,7 +131,7 @@ async def around(send: Any) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-@pytest.mark.parametrize("answer", [endless, silent, cut, around, b"", b"x" * 500_001])
+@pytest.mark.parametrize("answer", [endless, silent, drip, cut, around, b"", b"x" * 500_001])
 async def test_a_shard_that_never_comes_whole_is_given_up(
     tmp_path: Path, answer: Answer
 ) -> None:
@@ -147,15 +155,17 @@ async def test_a_wrong_count_of_shards_costs_no_more_than_the_shards(
         assert await world.disk.list("followed") == []
 
 
-@pytest.mark.parametrize("answer", [endless, b"v1: junk", b"v1: " + b"0" * 100_000])
+@pytest.mark.parametrize("answer", [endless, drip, b"v1: junk", b"v1: " + b"0" * 100_000])
 async def test_a_listing_that_cannot_be_is_its_servers_fault(
     tmp_path: Path, answer: Answer
 ) -> None:
-    async with following(tmp_path, {"distribution.txt": answer}, ORIGIN) as (origins, _):
-        [entry] = await origins.listed()
+    liar: dict[str, Answer] = {"distribution.txt": answer}
+    async with following(tmp_path, liar, ORIGIN, silence=0.3) as (origins, _):
+        with trio.fail_after(20):
+            [entry] = await origins.listed()
         assert entry.version == 3
-    async with following(tmp_path, {"distribution.txt": answer}) as (origins, _):
-        with pytest.raises(OriginsFailed, match=r"distribution\.txt"):
+    async with following(tmp_path, liar, silence=0.3) as (origins, _):
+        with trio.fail_after(20), pytest.raises(OriginsFailed, match=r"distribution\.txt"):
             await origins.listed()
 
 
