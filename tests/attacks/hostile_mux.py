@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from p2p.identity import KeyPair, PeerId, ProtocolId
+from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld, open_world
 from p2p.transport.connection import Connection, MuxedStream, secure
 from p2p.transport.core.negotiate import line
@@ -17,19 +17,7 @@ from p2p.transport.core.yamux import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN,
 from p2p.transport.memory import MemoryNetwork
 from tests.support.hosts import secure_pair
 
-__all__ = [
-    "ACK",
-    "DATA",
-    "GO_AWAY",
-    "PING",
-    "RST",
-    "SYN",
-    "WINDOW_UPDATE",
-    "Hostile",
-    "Victim",
-    "frame",
-    "hello",
-]
+__all__ = ["ACK", "DATA", "GO_AWAY", "PING", "RST", "SYN", "WINDOW_UPDATE"]
 
 ECHO = ProtocolId("/test/echo")
 
@@ -97,9 +85,6 @@ class Victim:
         self.accepted: list[MuxedStream] = []
 
 
-_OURS = KeyPair(b"\x01" * 32)
-
-
 @asynccontextmanager
 async def open_victims(
     *keys: int,
@@ -108,10 +93,11 @@ async def open_victims(
     **options: Any,
 ) -> AsyncIterator[list[Victim]]:
     """Connections of ours to hostile peers of ``keys``; ``options`` are `Connection`'s."""
-    async with open_world(key=_OURS) as world, trio.open_nursery() as nursery:
+    ours = KeyPair(b"\x01" * 32)
+    async with open_world(key=ours) as world, trio.open_nursery() as nursery:
         victims: list[Victim] = []
         for key in keys:
-            theirs, secured = await secure_pair(world, KeyPair(bytes([key]) * 32), _OURS)
+            theirs, secured = await secure_pair(world, KeyPair(bytes([key]) * 32), ours)
             accepted: list[MuxedStream] = []
             if "budget" in options and callable(options["budget"]):
                 options["budget"] = options["budget"](world)
@@ -130,8 +116,3 @@ async def open_victims(
             nursery.start_soon(connection.run)
         yield victims
         nursery.cancel_scope.cancel()
-
-
-def peer_of(key: int) -> PeerId:
-    """The name of the hostile peer of ``key``."""
-    return KeyPair(bytes([key]) * 32).peer_id

@@ -30,10 +30,8 @@ from p2p.swarm.connector import MAX_REPLACED, REPLACED_HALF_LIFE
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection
-from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import MAX_CONTROL
 from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
-from p2p.world import World
 from sim.kernel.determinism import deterministic
 from tests.attacks.hostile_mux import (
     DATA,
@@ -176,35 +174,23 @@ async def test_records_that_wait_for_a_choked_peer_are_counted(
     autojump_clock: trio.abc.Clock,
 ) -> None:
     """Before, up to 512 KiB a connection were in no account: 300 MiB for 768 connections."""
-    budgets: list[HostBudget] = []
-
-    def make(world: World) -> HostBudget:
-        budgets.append(HostBudget(world.now))
-        return budgets[0]
-
-    async with open_victims(7, budget=make) as (victim,):
+    async with open_victims(7) as (victim,):
+        budget = victim.connection.budget
         await choke(victim, 1_000_000)
         await trio.testing.wait_all_tasks_blocked()
         assert victim.connection.mux.is_choked
         assert len(victim.connection.mux.queue.control) < MAX_CONTROL + 8 * 1024
-        assert budgets[0].held > 32_000
-        assert 0 < budgets[0].outgoing < 64_000  # what is sealed, and not sent
+        assert budget.held > 32_000
+        assert 0 < budget.outgoing < 64_000  # what is sealed, and not sent
         victim.connection.abort()
         await victim.connection.wait_closed()
-        assert budgets[0].held == budgets[0].outgoing == 0
+        assert budget.held == budget.outgoing == 0
 
 
 async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() -> None:
     """256 KiB a connection beside what it had queued: 192 MiB for 768."""
-    budgets: list[HostBudget] = []
-
-    def make(world: World) -> HostBudget:
-        budgets.append(HostBudget(world.now))
-        return budgets[0]
-
-    async with open_victims(7, budget=make) as (victim,), trio.open_nursery() as nursery:
-        streams = [hello(2 * number + 1) for number in range(8)]
-        await victim.hostile.send(b"".join(streams))
+    async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
+        await victim.hostile.send(b"".join(hello(2 * number + 1) for number in range(8)))
         await trio.testing.wait_all_tasks_blocked()
 
         async def answer(stream: Stream) -> None:
@@ -215,7 +201,7 @@ async def test_sealed_bytes_that_the_network_does_not_take_hold_others_back() ->
             nursery.start_soon(answer, stream)
         await trio.testing.wait_all_tasks_blocked()
         queued = victim.connection.mux.queue._queued
-        assert budgets[0].outgoing > queued + 200_000
+        assert victim.connection.budget.outgoing > queued + 200_000
         nursery.cancel_scope.cancel()
 
 
@@ -242,19 +228,10 @@ async def test_a_connection_that_is_over_is_freed_at_once() -> None:
 
 def accounts(host: SwarmHost) -> dict[str, object]:
     """Whatever of a host's accounts is not empty."""
-    connector, budget, unread, outbox = (
-        host._connector,
-        host.budget,
-        host.memory,
-        host._outbox,
-    )
+    connector, budget, unread, outbox = host._connector, host.budget, host.memory, host._outbox
+    counted = budget.connections, budget._of_peer, budget._inbound, connector._connections
     table = {
-        "connections": (
-            budget.connections,
-            budget._of_peer,
-            budget._inbound,
-            connector._connections,
-        ),
+        "connections": counted,
         "places": (budget._hosts, budget._networks, connector._targets._open),
         "handshakes": (budget.handshakes, connector._turns.waiting),
         "served": (budget.served, budget._served),
@@ -422,24 +399,19 @@ class Chaos:
 async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
     network, rng = MemoryNetwork(), random.Random(seed)
     async with contextlib.AsyncExitStack() as stack:
-        hosts = [
-            await stack.enter_async_context(
-                open_host(
-                    network=network,
-                    listen=("/memory/0",),
-                    key=KeyPair(bytes([number + 1]) * 32),
-                    strict=not buggy,
-                    config=SwarmConfig(
-                        limits=ResourceLimits(
-                            connections=rng.choice([4, 6, 20]),
-                            handshakes=rng.choice([2, 4, 16]),
-                        ),
-                        keepalive=20.0,
-                    ),
-                )
+        hosts = []
+        for number in range(5):
+            limits = ResourceLimits(
+                connections=rng.choice([4, 6, 20]), handshakes=rng.choice([2, 4, 16])
             )
-            for number in range(5)
-        ]
+            host = open_host(
+                network=network,
+                listen=("/memory/0",),
+                key=KeyPair(bytes([number + 1]) * 32),
+                strict=not buggy,
+                config=SwarmConfig(limits=limits, keepalive=20.0),
+            )
+            hosts.append(await stack.enter_async_context(host))
         chaos = Chaos(seed, hosts, buggy=buggy)
         chaos.set_up()
         async with trio.open_nursery() as nursery:
@@ -455,7 +427,5 @@ async def _chaos(seed: int, steps: int, *, buggy: bool) -> None:
 @pytest.mark.parametrize("seed", swept(range(4), 1))
 def test_whatever_the_order_all_accounts_end_at_zero(seed: int, buggy: bool) -> None:
     with deterministic(seed):
-        trio.run(
-            partial(_chaos, seed, 100, buggy=buggy),
-            clock=trio.testing.MockClock(autojump_threshold=0),
-        )
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        trio.run(partial(_chaos, seed, 100, buggy=buggy), clock=clock)

@@ -18,7 +18,6 @@ from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
 from p2p.transport.connection import _CROWD, STALLS, Turns
-from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import STREAM_WORK, Event, Mux
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI
@@ -65,18 +64,14 @@ async def test_one_that_is_cancelled_holds_up_nobody() -> None:
     turns, done = Turns(), []
 
     async def work(number: int) -> None:
-        await turns.wait()
-        done.append(number)
+        with scopes[number]:
+            await turns.wait()
+            done.append(number)
 
+    scopes = [trio.CancelScope() for _ in range(6)]
     async with trio.open_nursery() as nursery:
-        scopes = [trio.CancelScope() for _ in range(6)]
-        for number, scope in enumerate(scopes):
-
-            async def run(number: int = number, scope: trio.CancelScope = scope) -> None:
-                with scope:
-                    await work(number)
-
-            nursery.start_soon(run)
+        for number in range(6):
+            nursery.start_soon(work, number)
         await trio.lowlevel.checkpoint()
         for number in (0, 2, 3):
             scopes[number].cancel()
@@ -143,30 +138,25 @@ async def test_a_busy_stream_leaves_turns_to_others() -> None:
 
 async def test_what_an_application_received_counts_until_it_asks_for_more() -> None:
     """Else an echo whose answers are not taken holds 64 KiB in each of many streams."""
-    budget: list[HostBudget] = []
-
-    def make(world: p2p.World) -> HostBudget:
-        budget.append(HostBudget(world.now))
-        return budget[0]
-
-    async with open_victims(7, budget=make) as (victim,):
+    async with open_victims(7) as (victim,):
+        budget = victim.connection.budget
         await victim.hostile.send(
             hello(1) + frame(DATA, 0, 1, bytes(30_000)) + frame(DATA, 0, 1, bytes(20_000))
         )
         await trio.testing.wait_all_tasks_blocked()
         (stream,) = victim.accepted
-        assert budget[0].held == 50_000
+        assert budget.held == 50_000
         received = await stream.receive_some()
-        assert budget[0].held == 50_000
-        while budget[0].held:
+        assert budget.held == 50_000
+        while budget.held:
             with trio.move_on_after(0.05):
                 received += await stream.receive_some()
         assert len(received) == 50_000
         await victim.hostile.send(frame(DATA, 0, 1, bytes(10_000)))
         await stream.receive_some()
-        assert budget[0].held == 10_000
+        assert budget.held == 10_000
         stream.reset()
-        assert budget[0].held == 0
+        assert budget.held == 0
 
 
 async def test_answers_that_are_not_taken_end_their_streams() -> None:

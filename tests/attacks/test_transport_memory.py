@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.identity import PeerId
+from p2p.identity import KeyPair, PeerId
+from p2p.transport.core.budget import MAX_OUTGOING, OUTGOING_SHARE, HostBudget
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.yamux import INITIAL_WINDOW, MAX_STREAMS
 from p2p.wire import KI, MIB, FrameReader, encode_varint
@@ -24,7 +25,6 @@ from tests.attacks.hostile_mux import (
     frame,
     hello,
     open_victims,
-    peer_of,
 )
 
 
@@ -73,8 +73,6 @@ async def test_records_that_are_cut_in_front_do_not_own_what_was_cut() -> None:
 
 
 def _budget(size: int, protected: PeerId | None = None):
-    from p2p.transport.core.budget import HostBudget
-
     return lambda world: HostBudget(
         world.now, max_held=size, protected=lambda peer: peer == protected
     )
@@ -91,9 +89,7 @@ async def _hoard(victim: Victim, streams: int, size: int) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_from_the_fast_reader() -> (
-    None
-):
+async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_the_fast_reader() -> None:
     limit = 4 * MIB
     async with open_victims(7, 8, 9, budget=_budget(limit)) as (hoarder, other, honest):
         budget = honest.connection.budget
@@ -136,7 +132,7 @@ async def test_an_application_sees_an_evicted_stream_as_broken() -> None:
 
 
 async def test_the_protected_are_evicted_last(autojump_clock: trio.testing.MockClock) -> None:
-    budget = _budget(MIB, protected=peer_of(7))
+    budget = _budget(MIB, protected=KeyPair(b"\7" * 32).peer_id)
     async with open_victims(7, 8, budget=budget) as (member, stranger):
         await _hoard(member, 3, INITIAL_WINDOW)  # more, and older
         await member.world.sleep(100)
@@ -205,16 +201,11 @@ async def test_unfinished_frames_count() -> None:
 async def test_streams_without_a_protocol_count() -> None:
     async with open_victims(*range(10, 20), budget=_budget(4 * MIB)) as victims:
         budget = victims[0].connection.budget
+        opened = [frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0) for index in range(MAX_STREAMS)]
         for victim in victims:
-            await victim.hostile.send(
-                b"".join(
-                    frame(WINDOW_UPDATE, SYN, 2 * index + 1, 0) for index in range(MAX_STREAMS)
-                )
-            )
+            await victim.hostile.send(b"".join(opened))
             await trio.testing.wait_all_tasks_blocked()
-        assert sum(len(victim.connection.mux.stream_ids) for victim in victims) <= 4 * MIB // (
-            4 * KI
-        )
+        assert sum(len(victim.connection.mux.stream_ids) for victim in victims) <= MIB // KI
         assert budget.held <= 4 * MIB
         for victim in victims:
             await victim.hostile.raw.aclose()
@@ -226,17 +217,12 @@ async def test_streams_without_a_protocol_count() -> None:
 async def test_what_was_held_is_given_back_however_a_stream_ends() -> None:
     async with open_victims(7) as (victim,):
         budget = victim.connection.budget
-        for index, ending in enumerate(
-            ("close", "reset", "peer", "peer, unnamed", "connection")
-        ):
-            stream_id = 2 * index + 1
-            opening = (
-                frame(WINDOW_UPDATE, SYN, stream_id, 0)
-                if "unnamed" in ending
-                else hello(stream_id)
-            )
-            await victim.hostile.send(opening)
-            if "unnamed" not in ending:
+        endings = ("close", "reset", "peer", "unnamed", "connection")
+        for stream_id, ending in zip(range(1, 10, 2), endings, strict=True):
+            if ending == "unnamed":
+                await victim.hostile.send(frame(WINDOW_UPDATE, SYN, stream_id, 0))
+            else:
+                await victim.hostile.send(hello(stream_id))
                 await victim.hostile.send(frame(DATA, 0, stream_id, bytes(50_000)))
             await trio.testing.wait_all_tasks_blocked()
             assert budget.held > 0
@@ -259,8 +245,6 @@ async def test_what_was_held_is_given_back_however_a_stream_ends() -> None:
 
 
 async def test_peers_that_read_nothing_cannot_stop_what_we_send_to_others() -> None:
-    from p2p.transport.core.budget import MAX_OUTGOING, OUTGOING_SHARE
-
     async with open_victims(*range(10, 14), 50, budget=_budget(32 * MIB)) as (*deaf, honest):
         budget = honest.connection.budget
         for victim in deaf:
