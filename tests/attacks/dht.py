@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.events import Effect, Moved, SendIfConnected
-from p2p.dht.messages import (
-    Contact,
-    Envelope,
-    FindNode,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    decode_untrusted,
-    encode,
-)
 from p2p.dht.record import Record, record_key, sign_record
 from p2p.dht.stamp import make_stamp
 from p2p.events import Received, Send
@@ -30,10 +20,10 @@ def key_pair(number: int, tens: int = 0) -> KeyPair:
     return KeyPair(tens.to_bytes(16, "big") + number.to_bytes(16, "big"))
 
 
-def contact(key: KeyPair, host: str = "10.9.9.9") -> Contact:
+def contact(key: KeyPair, host: str = "10.9.9.9") -> msg.Contact:
     """A stamped contact."""
     nonce = make_stamp(key.peer_id, DIFFICULTY)
-    return Contact(key.peer_id, nonce, (Multiaddr.tcp(host, 4001),))
+    return msg.Contact(key.peer_id, nonce, (Multiaddr.tcp(host, 4001),))
 
 
 def add_at(swarm: Swarm, leading: int, bits: int) -> Node:
@@ -53,32 +43,36 @@ def alone(**changes: float) -> Node:
     return node
 
 
-def greet(node: Node, visitor: Contact, now: float = 0.5) -> None:
+def greet(node: Node, visitor: msg.Contact, now: float = 0.5) -> None:
     """``visitor`` asks, and answers the ping."""
-    for _, question in sent(tell(node, visitor, FindNode(bytes(20)), now)):
-        if isinstance(question.body, Ping):
-            tell(node, visitor, Pong(), now + 0.1, question.request_id)
+    for _, question in sent(tell(node, visitor, msg.FindNode(bytes(20)), now)):
+        if isinstance(question.body, msg.Ping):
+            tell(node, visitor, msg.Pong(), now + 0.1, question.request_id)
 
 
-def meet(node: Node, visitor: Contact) -> None:
+def meet(node: Node, visitor: msg.Contact) -> None:
     """``visitor`` has a place in the node's table, since long ago."""
     greet(node, visitor)
     assert node.core.contact_of(visitor.peer) is not None
 
 
 def tell(
-    node: Node, sender: Contact, body: Request | Reply, now: float, request_id: int = 1
+    node: Node,
+    sender: msg.Contact,
+    body: msg.Request | msg.Reply,
+    now: float,
+    request_id: int = 1,
 ) -> list[Effect]:
     """Hand one message to a core; what it wants done."""
     return node.core.handle(
-        Received(sender.peer, encode(request_id, sender, body), WALL + now), now
+        Received(sender.peer, msg.encode(request_id, sender, body), WALL + now), now
     )
 
 
-def sent(effects: list[Effect]) -> list[tuple[Send | SendIfConnected, Envelope]]:
+def sent(effects: list[Effect]) -> list[tuple[Send | SendIfConnected, msg.Envelope]]:
     """The messages among ``effects``."""
     return [
-        (each, decode_untrusted(each.data))
+        (each, msg.decode_untrusted(each.data))
         for each in effects
         if isinstance(each, Send | SendIfConnected)
     ]

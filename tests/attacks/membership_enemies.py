@@ -8,17 +8,8 @@ from typing import Any
 
 from p2p.events import PeerDown, Penalise
 from p2p.identity import PeerId
+from p2p.membership import messages as msg
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.messages import (
-    Beat,
-    Heartbeats,
-    Message,
-    Neighbor,
-    NeighborReply,
-    Suspect,
-    decode_message_untrusted,
-    encode_message,
-)
 from p2p.swarm.core.gater import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 from tests.unit.core_swarm import Node, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, heartbeat_of
@@ -31,7 +22,7 @@ class HostileSwarm(MembershipSwarm):
 
     def __init__(self, size: int, seed: int = 1, **options: Any) -> None:
         self.enemies: dict[PeerId, None] = {}
-        self.on_message: Callable[[PeerId, PeerId, Message], None] = (
+        self.on_message: Callable[[PeerId, PeerId, msg.Message], None] = (
             lambda enemy, sender, message: None
         )
         self._points: dict[tuple[PeerId, PeerId], tuple[float, float]] = {}
@@ -55,7 +46,7 @@ class HostileSwarm(MembershipSwarm):
         if self._refused.get((peer, node.peer), 0.0) > self.now:
             return
         if peer in self.enemies:
-            self.on_message(peer, node.peer, decode_message_untrusted(data))
+            self.on_message(peer, node.peer, msg.decode_message_untrusted(data))
         else:
             super()._deliver(node, peer, data)
 
@@ -71,9 +62,9 @@ class HostileSwarm(MembershipSwarm):
         if node.core is not None:
             super().drive(node, event)
 
-    def tell(self, enemy: PeerId, to: PeerId, message: Message) -> None:
+    def tell(self, enemy: PeerId, to: PeerId, message: msg.Message) -> None:
         """An enemy, or a member that lies, sends a message."""
-        node, data = self.nodes[enemy], encode_message(message)
+        node, data = self.nodes[enemy], msg.encode_message(message)
         delay = self.rng.uniform(*self.latency)
         self._links.setdefault((enemy, to) if enemy < to else (to, enemy))
         self._arrival.setdefault((enemy, to), self.now)
@@ -93,15 +84,15 @@ class HostileSwarm(MembershipSwarm):
     def be_polite(self) -> None:
         """Have the enemies accept whoever asks them, and answer beats and suspicions."""
 
-        def answer(enemy: PeerId, sender: PeerId, message: Message) -> None:
+        def answer(enemy: PeerId, sender: PeerId, message: msg.Message) -> None:
             words = self.words(enemy, int(self.now * 1000))
             match message:
-                case Neighbor():
-                    self.tell(enemy, sender, NeighborReply(True, words))
-                case Beat() | NeighborReply(True):
-                    self.tell(enemy, sender, Beat(True, words))
-                case Suspect():
-                    self.tell(enemy, sender, Heartbeats((words,)))
+                case msg.Neighbor():
+                    self.tell(enemy, sender, msg.NeighborReply(True, words))
+                case msg.Beat() | msg.NeighborReply(True):
+                    self.tell(enemy, sender, msg.Beat(True, words))
+                case msg.Suspect():
+                    self.tell(enemy, sender, msg.Heartbeats((words,)))
 
         self.on_message = answer
 

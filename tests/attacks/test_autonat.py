@@ -14,24 +14,9 @@ from p2p.circuit.relay import relaying
 from p2p.host import FrameReceiver, Stream, send_frame
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
+from p2p.reach import messages as msg
 from p2p.reach.autonat import Autonat, AutonatConfig, open_autonat
 from p2p.reach.core.verdict import judge
-from p2p.reach.messages import (
-    DIAL_BACK_ID,
-    DIAL_DATA,
-    DIAL_REQUEST_ID,
-    MAX_DIAL_DATA,
-    MAX_MESSAGE,
-    DialDataRequest,
-    DialDataResponse,
-    DialRequest,
-    DialResponse,
-    DialStatus,
-    Message,
-    ResponseStatus,
-    decode_untrusted,
-    encode_dial_back,
-)
 from p2p.swarm.swarm import SwarmConfig
 
 LOCAL = AutonatConfig(private=True, pause=0.05, delay=0.0)
@@ -71,22 +56,22 @@ async def asking(
 
 async def ask(
     host: SwarmHost, server: SwarmHost, addrs: Sequence[str | Multiaddr], *, pays: int = 0
-) -> tuple[Message, int]:
+) -> tuple[msg.Message, int]:
     """What the server says in the end, and the bytes of dial data that it was paid."""
     paid = 0
     places = tuple(Multiaddr.parse(str(addr)) for addr in addrs)
-    async with await host.open_stream(server.peer_id, DIAL_REQUEST_ID) as stream:
-        receiver = FrameReceiver(stream, MAX_MESSAGE)
-        await send_frame(stream, DialRequest(places, NONCE).encode())
-        answer = decode_untrusted(await receiver.receive() or b"")
-        if isinstance(answer, DialDataRequest) and pays:
-            assert DIAL_DATA <= answer.size <= MAX_DIAL_DATA
+    async with await host.open_stream(server.peer_id, msg.DIAL_REQUEST_ID) as stream:
+        receiver = FrameReceiver(stream, msg.MAX_MESSAGE)
+        await send_frame(stream, msg.DialRequest(places, NONCE).encode())
+        answer = msg.decode_untrusted(await receiver.receive() or b"")
+        if isinstance(answer, msg.DialDataRequest) and pays:
+            assert msg.DIAL_DATA <= answer.size <= msg.MAX_DIAL_DATA
             while paid < min(pays, answer.size):
                 data = bytes(min(4000, answer.size - paid))
-                await send_frame(stream, DialDataResponse(data).encode())
+                await send_frame(stream, msg.DialDataResponse(data).encode())
                 paid += len(data)
             if pays >= answer.size:
-                answer = decode_untrusted(await receiver.receive() or b"")
+                answer = msg.decode_untrusted(await receiver.receive() or b"")
     return answer, paid
 
 
@@ -141,17 +126,17 @@ def test_answers_count_when_two_agree() -> None:
         assert judge(unsure) is None
 
 
-@pytest.mark.parametrize("says", [DialStatus.OK, DialStatus.DIAL_ERROR])
-async def test_one_liar_of_three_decides_nothing(says: DialStatus) -> None:
+@pytest.mark.parametrize("says", [msg.DialStatus.OK, msg.DialStatus.DIAL_ERROR])
+async def test_one_liar_of_three_decides_nothing(says: msg.DialStatus) -> None:
     async def lie(stream: Stream) -> None:
-        await FrameReceiver(stream, MAX_MESSAGE).receive()
-        await send_frame(stream, DialResponse(ResponseStatus.OK, 0, says).encode())
+        await FrameReceiver(stream, msg.MAX_MESSAGE).receive()
+        await send_frame(stream, msg.DialResponse(msg.ResponseStatus.OK, 0, says).encode())
 
     async with open_servers(2) as servers, open_host(strict=True) as liar:
-        liar.set_handler(DIAL_REQUEST_ID, lie)
+        liar.set_handler(msg.DIAL_REQUEST_ID, lie)
         async with open_host(strict=True) as host:
             autonat = Autonat(host, LOCAL, None)
-            host.set_handler(DIAL_BACK_ID, autonat.serve_dial_back)
+            host.set_handler(msg.DIAL_BACK_ID, autonat.serve_dial_back)
             for peer in (*servers, liar):
                 await host.connect_addr(peer.addrs[0])
             real, closed = host.addrs[0].transport, Multiaddr.tcp("127.0.0.1", 1)
@@ -161,23 +146,23 @@ async def test_one_liar_of_three_decides_nothing(says: DialStatus) -> None:
 
 async def test_a_yes_without_the_right_number_is_none() -> None:
     async def lie(stream: Stream) -> None:
-        await FrameReceiver(stream, MAX_MESSAGE).receive()
+        await FrameReceiver(stream, msg.MAX_MESSAGE).receive()
         async with open_host(listen=(), strict=True) as dialler:
             await dialler.connect_addr(clients[0].addrs[0])
-            back = await dialler.open_stream(clients[0].peer_id, DIAL_BACK_ID)
-            await send_frame(back, encode_dial_back(NONCE))
+            back = await dialler.open_stream(clients[0].peer_id, msg.DIAL_BACK_ID)
+            await send_frame(back, msg.encode_dial_back(NONCE))
             with pytest.raises(trio.BrokenResourceError):
-                await FrameReceiver(back, MAX_MESSAGE).receive()
+                await FrameReceiver(back, msg.MAX_MESSAGE).receive()
         wrong.append(True)
-        answer = DialResponse(ResponseStatus.OK, 0, DialStatus.OK)
+        answer = msg.DialResponse(msg.ResponseStatus.OK, 0, msg.DialStatus.OK)
         await send_frame(stream, answer.encode())
 
     clients: list[SwarmHost] = []
     wrong: list[bool] = []
 
     async with open_host(strict=True) as one, open_host(strict=True) as two:
-        one.set_handler(DIAL_REQUEST_ID, lie)
-        two.set_handler(DIAL_REQUEST_ID, lie)
+        one.set_handler(msg.DIAL_REQUEST_ID, lie)
+        two.set_handler(msg.DIAL_REQUEST_ID, lie)
         async with open_host(strict=True) as host:
             clients.append(host)
             for server in (one, two):
@@ -191,13 +176,13 @@ async def test_a_yes_without_the_right_number_is_none() -> None:
 
 async def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> None:
     async with open_server() as server, open_victim() as (victim, place):
-        for pays in (0, 16_000, MAX_DIAL_DATA):
+        for pays in (0, 16_000, msg.MAX_DIAL_DATA):
             async with open_host(strict=True) as attacker:
                 await attacker.connect_addr(server.addrs[0])
                 answer, paid = await ask(attacker, server, [place], pays=pays)
-            assert victim.connections == (pays == MAX_DIAL_DATA)
-            assert isinstance(answer, DialResponse) is (pays == MAX_DIAL_DATA)
-        assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
+            assert victim.connections == (pays == msg.MAX_DIAL_DATA)
+            assert isinstance(answer, msg.DialResponse) is (pays == msg.MAX_DIAL_DATA)
+        assert answer == msg.DialResponse(msg.ResponseStatus.OK, 0, msg.DialStatus.DIAL_ERROR)
         assert 0 < victim.bytes < paid / 10
 
 
@@ -214,7 +199,10 @@ async def test_a_victim_gets_nothing_that_the_attacker_has_not_paid_for() -> Non
 async def test_what_is_not_public_is_not_dialled(addr: str) -> None:
     async with open_server(AutonatConfig()) as server, open_host(strict=True) as host:
         await host.connect_addr(server.addrs[0])
-        assert await ask(host, server, [addr]) == (DialResponse(ResponseStatus.DIAL_REFUSED), 0)
+        assert await ask(host, server, [addr]) == (
+            msg.DialResponse(msg.ResponseStatus.DIAL_REFUSED),
+            0,
+        )
 
 
 async def test_a_peer_behind_a_relay_is_not_dialled() -> None:
@@ -227,7 +215,7 @@ async def test_a_peer_behind_a_relay_is_not_dialled() -> None:
             ):
                 await host.connect_addr(server.addrs[0])
                 answer, _ = await ask(host, server, host.addrs)
-                assert answer == DialResponse(ResponseStatus.REQUEST_REJECTED)
+                assert answer == msg.DialResponse(msg.ResponseStatus.REQUEST_REJECTED)
 
 
 async def test_a_flood_is_refused_and_others_are_served() -> None:
@@ -235,12 +223,14 @@ async def test_a_flood_is_refused_and_others_are_served() -> None:
         await host.connect_addr(server.addrs[0])
         closed = [Multiaddr.tcp("127.0.0.1", 1)]
         answers = [(await ask(host, server, closed))[0] for _ in range(40)]
-        served = [one for one in answers if one.status == ResponseStatus.OK]
+        served = [one for one in answers if one.status == msg.ResponseStatus.OK]
         assert 12 <= len(served) < 20
         async with open_host(strict=True) as other:
             await other.connect_addr(server.addrs[0])
             answer, _ = await ask(other, server, closed)
-            assert answer == DialResponse(ResponseStatus.OK, 0, DialStatus.DIAL_ERROR)
+            assert answer == msg.DialResponse(
+                msg.ResponseStatus.OK, 0, msg.DialStatus.DIAL_ERROR
+            )
 
 
 async def test_a_crowd_shares_one_budget() -> None:
@@ -251,5 +241,7 @@ async def test_a_crowd_shares_one_budget() -> None:
             async with open_host(strict=True) as host:
                 await host.connect_addr(server.addrs[0])
                 answers.append((await ask(host, server, ["/ip4/127.0.0.1/tcp/1"]))[0])
-        statuses = [one.status for one in answers if isinstance(one, DialResponse)]
-        assert statuses == [ResponseStatus.OK] * 3 + [ResponseStatus.REQUEST_REJECTED] * 2
+        statuses = [one.status for one in answers if isinstance(one, msg.DialResponse)]
+        assert (
+            statuses == [msg.ResponseStatus.OK] * 3 + [msg.ResponseStatus.REQUEST_REJECTED] * 2
+        )

@@ -11,17 +11,10 @@ import trio.testing
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
+from p2p.shardcast import messages as msg
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
-from p2p.shardcast.messages import (
-    MAX_CONVICTED,
-    Evidence,
-    Hello,
-    decode_message_untrusted,
-    encode_message,
-    news_of,
-)
 from p2p.wire import KI, pack, unpack_untrusted
 from tests.attacks.test_content_shardcast import PEERS, TRAINER, Course, manifest
 from tests.support.shardcast_town import Member, Town, publish
@@ -42,7 +35,7 @@ def contradiction(trainer: KeyPair, version: int = 1) -> tuple[Manifest, Manifes
 async def convict(town: Town, victim: Member) -> None:
     """Let ``victim`` hear both halves of what its trainer signed."""
     for one in contradiction(town.keys[0], version=7):
-        data = encode_message(news_of(one, None))
+        data = msg.encode_message(msg.news_of(one, None))
         victim.shardcast.receive_announcement(town.keys[1].peer_id, data)
     assert set(victim.shardcast.halted) == {town.keys[0].peer_id}
 
@@ -123,7 +116,7 @@ def test_evidence_in_answer_to_a_hello_is_verified_before_it_is_believed(
 ) -> None:
     course = Course()
     try:
-        effects = course.hear(PEERS[0], Evidence(*pair))
+        effects = course.hear(PEERS[0], msg.Evidence(*pair))
     except BadMessage:
         effects = []
     assert not any(isinstance(effect, ev.Halt) for effect in effects)
@@ -131,18 +124,18 @@ def test_evidence_in_answer_to_a_hello_is_verified_before_it_is_believed(
 
 
 def test_a_hello_names_few_convicted_and_is_answered_once() -> None:
-    named = tuple(KeyPair(digest_of(b"%d" % n)).peer_id for n in range(MAX_CONVICTED + 1))
-    assert decode_message_untrusted(encode_message(Hello(3, named[1:])))
-    for hello in (encode_message(Hello(3, named)), pack(["hello", 3, bytes(31)])):
+    named = tuple(KeyPair(digest_of(b"%d" % n)).peer_id for n in range(msg.MAX_CONVICTED + 1))
+    assert msg.decode_message_untrusted(msg.encode_message(msg.Hello(3, named[1:])))
+    for hello in (msg.encode_message(msg.Hello(3, named)), pack(["hello", 3, bytes(31)])):
         with pytest.raises(BadMessage):
-            decode_message_untrusted(hello)
+            msg.decode_message_untrusted(hello)
     course = Course()
     first, second = contradiction(TRAINER)
     run_first, run_second = (one.encode() for one in (first, second))
-    course.hear(PEERS[0], Evidence(run_first, run_second))
+    course.hear(PEERS[0], msg.Evidence(run_first, run_second))
     answered = sum(
-        isinstance(effect, ev.Send) and isinstance(effect.message, Evidence)
+        isinstance(effect, ev.Send) and isinstance(effect.message, msg.Evidence)
         for _ in range(1000)
-        for effect in course.hear(PEERS[1], Hello(-1))
+        for effect in course.hear(PEERS[1], msg.Hello(-1))
     )
     assert answered == 1

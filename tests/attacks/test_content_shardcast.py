@@ -15,6 +15,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
+from p2p.shardcast import messages as msg
 from p2p.shardcast.bulk import MAX_UNFINISHED, MAX_WAITING, FrameBudget, Sender
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
@@ -26,21 +27,6 @@ from p2p.shardcast.core.versions import MAX_FETCHES
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.index import MAX_INDEX, Index, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
-from p2p.shardcast.messages import (
-    MAX_BULK,
-    MAX_BULK_MESSAGE,
-    Ask,
-    ChunkHeader,
-    Have,
-    Hello,
-    PolicyNews,
-    RosterNews,
-    Skipped,
-    Want,
-    encode_bulk_message,
-    encode_chunk_header,
-    encode_message,
-)
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.shardcast_policies import index_of
 from tests.support.shardcast_town import Member, Town, publish
@@ -99,40 +85,40 @@ def test_a_root_that_keeps_a_chunk_for_itself_is_found_out_by_counting() -> None
     course, index = Course(), index_of([b"chunk %d" % number for number in range(100)])
     for peer in (TRAINER.peer_id, PEERS[0]):
         course.core.handle(ev.PeerUp(peer), 0.0)
-    course.hear(TRAINER.peer_id, PolicyNews(manifest(index=index).encode(), index.data))
+    course.hear(TRAINER.peer_id, msg.PolicyNews(manifest(index=index).encode(), index.data))
     effects: list[ev.Effect] = []
     for number in (0, *range(2, 100)):
         course.now += 0.05
         while course.core.next_deadline <= course.now:
             effects += course.core.handle(ev.Tick(), course.now)
-        header = ChunkHeader(manifest(index=index).digest, number, 1, 0)
+        header = msg.ChunkHeader(manifest(index=index).digest, number, 1, 0)
         course.core.handle(ev.ChunkCame(PEERS[0], header, 8), course.now)
-    wanted = ev.Send(TRAINER.peer_id, Want(manifest(index=index).digest, (1,)))
+    wanted = ev.Send(TRAINER.peer_id, msg.Want(manifest(index=index).digest, (1,)))
     assert wanted in effects
 
 
 def test_hello_all_day_is_answered_once_per_connection() -> None:
     course = Course(holds=True)
-    effects = [e for _ in range(1000) for e in course.hear(PEERS[0], Hello(-1))]
-    assert answers(effects, PolicyNews) == 1
+    effects = [e for _ in range(1000) for e in course.hear(PEERS[0], msg.Hello(-1))]
+    assert answers(effects, msg.PolicyNews) == 1
     course.core.handle(ev.PeerDown(PEERS[0]), course.now)
     course.core.handle(ev.PeerUp(PEERS[0]), course.now)
-    assert answers(course.hear(PEERS[0], Hello(-1)), PolicyNews) == 1
+    assert answers(course.hear(PEERS[0], msg.Hello(-1)), msg.PolicyNews) == 1
 
 
 def test_an_index_is_handed_out_to_one_peer_a_few_times() -> None:
     course = Course(holds=True)
     effects = [
-        e for _ in range(1000) for e in course.hear(PEERS[0], Ask(manifest().digest, True))
+        e for _ in range(1000) for e in course.hear(PEERS[0], msg.Ask(manifest().digest, True))
     ]
-    assert answers(effects, PolicyNews) <= MAX_INDEXES
+    assert answers(effects, msg.PolicyNews) <= MAX_INDEXES
 
 
 def test_a_chunk_asked_for_again_and_again_is_sent_twice_the_policy_at_most() -> None:
     course, sent = Course(holds=True), 0
     for _ in range(2000):
-        effects = course.hear(PEERS[0], Want(manifest().digest, (0,)))
-        while pushed := answers(effects, ChunkHeader):
+        effects = course.hear(PEERS[0], msg.Want(manifest().digest, (0,)))
+        while pushed := answers(effects, msg.ChunkHeader):
             sent += pushed
             effects = course.core.handle(ev.ChunkSent(PEERS[0], 7), course.now)
     assert sent <= 2 * len(INDEX) + SPARE_ANSWERS
@@ -157,8 +143,8 @@ def test_chunks_left_to_a_child_again_and_again_are_looked_at_twice() -> None:
         for peer in roster.peers
         if forest.is_above(stripe, peer, LOCAL.peer_id) and peer != LOCAL.peer_id
     )
-    course.hear(TRAINER.peer_id, RosterNews(roster.encode()))
-    course.hear(TRAINER.peer_id, PolicyNews(news.encode(), index.data))
+    course.hear(TRAINER.peer_id, msg.RosterNews(roster.encode()))
+    course.hear(TRAINER.peer_id, msg.PolicyNews(news.encode(), index.data))
     [download] = course.core.downloads
     looked_at = 0
 
@@ -167,10 +153,10 @@ def test_chunks_left_to_a_child_again_and_again_are_looked_at_twice() -> None:
         looked_at += 1
 
     for number in range(64):
-        course.core.handle(ev.ChunkCame(PEERS[0], ChunkHeader(news.digest, number), 8), 1.0)
+        course.core.handle(ev.ChunkCame(PEERS[0], msg.ChunkHeader(news.digest, number), 8), 1.0)
     with patch("p2p.shardcast.core.upload.Upload.forward", forward):
         for _ in range(100):
-            course.hear(parent, Skipped(news.digest, 1, stripe, ((0, 64),)))
+            course.hear(parent, msg.Skipped(news.digest, 1, stripe, ((0, 64),)))
     assert download.is_whole
     assert 64 <= looked_at <= 2 * 64 + SPARE_ANSWERS
 
@@ -179,19 +165,19 @@ def test_a_have_list_that_is_no_news_starts_no_search_for_holders() -> None:
     """64 holders that sent nothing, and one that repeated its list, took 2 ms a message."""
     course, index = Course(), index_of([b"%d" % number for number in range(64)])
     news = manifest(index=index)
-    course.hear(TRAINER.peer_id, PolicyNews(news.encode(), index.data))
+    course.hear(TRAINER.peer_id, msg.PolicyNews(news.encode(), index.data))
     for peer in PEERS[:64]:
         course.core.handle(ev.PeerUp(peer), 0.0)
-        course.hear(peer, Have(news.digest, ((0, 64),)))
+        course.hear(peer, msg.Have(news.digest, ((0, 64),)))
     with patch("p2p.shardcast.core.repair.Repair.pull", side_effect=AssertionError):
         for _ in range(100):
-            assert not course.hear(PEERS[0], Have(news.digest, ((0, 64),)))
+            assert not course.hear(PEERS[0], msg.Have(news.digest, ((0, 64),)))
 
 
 def test_who_names_a_version_first_and_keeps_its_manifest_hides_it_from_nobody() -> None:
     """The first peer with an unknown version was asked for its manifest, and no other ever."""
-    course, have = Course(), Have(manifest().digest, ((0, 4),))
-    wanted = Ask(manifest().digest, True)
+    course, have = Course(), msg.Have(manifest().digest, ((0, 4),))
+    wanted = msg.Ask(manifest().digest, True)
     assert course.hear(STRANGER.peer_id, have) == [ev.Send(STRANGER.peer_id, wanted)]
     assert course.hear(PEERS[0], have) == []
     course.now += 1.0
@@ -215,9 +201,11 @@ def test_a_set_of_sixteen_times_the_holes_takes_no_multiple_of_that() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Hello(-1), Ask(bytes(32), True), Want(manifest().digest, (0,))]
+    "message", [msg.Hello(-1), msg.Ask(bytes(32), True), msg.Want(manifest().digest, (0,))]
 )
-def test_gossip_makes_nobody_talk_to_its_author(message: Hello | Ask | Want) -> None:
+def test_gossip_makes_nobody_talk_to_its_author(
+    message: msg.Hello | msg.Ask | msg.Want,
+) -> None:
     """50 bytes made each node of the run send 20 KiB to whom they named their author."""
     course = Course(holds=True)
     with pytest.raises(BadMessage):
@@ -230,27 +218,27 @@ def test_a_wrong_index_does_not_make_old_news_of_a_manifest() -> None:
     with pytest.raises(BadMessage, match="index"):
         course.hear(
             STRANGER.peer_id,
-            PolicyNews(manifest().encode(), bytes(len(INDEX.data))),
+            msg.PolicyNews(manifest().encode(), bytes(len(INDEX.data))),
             gossip=True,
         )
     effects = course.hear(
-        TRAINER.peer_id, PolicyNews(manifest().encode(), INDEX.data), gossip=True
+        TRAINER.peer_id, msg.PolicyNews(manifest().encode(), INDEX.data), gossip=True
     )
     assert any(isinstance(effect, ev.PassOn) for effect in effects)
 
 
 def test_what_strangers_sign_is_not_verified_and_pushes_nothing_out() -> None:
     course = Course()
-    course.hear(PEERS[0], PolicyNews(manifest().encode(), b""))
+    course.hear(PEERS[0], msg.PolicyNews(manifest().encode(), b""))
     assert course.verified == 1
     for version in range(100):
-        forged = PolicyNews(manifest(STRANGER, version).encode(), b"")
+        forged = msg.PolicyNews(manifest(STRANGER, version).encode(), b"")
         assert not course.hear(STRANGER.peer_id, forged, gossip=True)
         roster = Roster.sign(
             STRANGER, b"run", version, [RosterEntry(peer) for peer in PEERS[:3]]
         )
-        course.hear(STRANGER.peer_id, RosterNews(roster.encode()))
-    course.hear(PEERS[0], PolicyNews(manifest().encode(), b""))
+        course.hear(STRANGER.peer_id, msg.RosterNews(roster.encode()))
+    course.hear(PEERS[0], msg.PolicyNews(manifest().encode(), b""))
     assert course.verified == 1
 
 
@@ -258,8 +246,8 @@ def test_a_trainer_that_signs_all_day_fills_no_table() -> None:
     course, signed = Course(), range(1, 100)
     for number in signed:
         roster = Roster.sign(TRAINER, b"run", number, [RosterEntry(LOCAL.peer_id)])
-        course.hear(PEERS[0], RosterNews(roster.encode()))
-        news = PolicyNews(manifest(version=number).encode(), INDEX.data)
+        course.hear(PEERS[0], msg.RosterNews(roster.encode()))
+        news = msg.PolicyNews(manifest(version=number).encode(), INDEX.data)
         course.hear(PEERS[0], news, gossip=True)
     known = [n for n in signed if course.core.statements.roster(TRAINER.peer_id, n)]
     assert known == list(signed[-MAX_ROSTERS:])
@@ -270,7 +258,7 @@ async def test_a_peer_that_takes_nothing_of_what_it_asks_for_is_given_up() -> No
     sender = Sender(STRANGER.peer_id, None, None)
     for _ in range(MAX_WAITING + 1):
         assert not sender.scope.cancel_called
-        sender.push_nowait(Hello(5))
+        sender.push_nowait(msg.Hello(5))
     assert sender.scope.cancel_called
 
 
@@ -339,15 +327,15 @@ async def besieged(tmp_path: Path, streams: list[Drip]) -> AsyncIterator[Member]
 
 async def test_chunks_nobody_wants_are_not_kept_while_they_come(tmp_path: Path) -> None:
     """200 peers with an unfinished frame of 4 MiB each once held 800 MB."""
-    header = encode_chunk_header(ChunkHeader(bytes(32), 0))
-    head = encode_varint(MAX_BULK) + header
+    header = msg.encode_chunk_header(msg.ChunkHeader(bytes(32), 0))
+    head = encode_varint(msg.MAX_BULK) + header
     streams = [Drip(peer, head, 60) for peer in PEERS[:40]]
     async with besieged(tmp_path, streams) as member:
         assert member.shardcast._receiver.budget.held == 0
 
 
 async def test_unfinished_messages_share_one_budget(tmp_path: Path) -> None:
-    head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
+    head = encode_varint(msg.MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(peer, head, 40) for peer in PEERS[:40]]  # 2.5 MiB each, 100 in all
     async with besieged(tmp_path, streams) as member:
         assert (
@@ -364,7 +352,7 @@ async def test_a_longer_message_is_refused_at_its_length(tmp_path: Path) -> None
 
 
 async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:
-    head = encode_varint(MAX_BULK_MESSAGE) + b"\1"
+    head = encode_varint(msg.MAX_BULK_MESSAGE) + b"\1"
     streams = [Drip(STRANGER.peer_id, head, 20) for _ in range(50)]
     async with besieged(tmp_path, streams) as member:
         assert member.shardcast._receiver.budget.held < 2 * MIB
@@ -372,7 +360,7 @@ async def test_a_peer_has_one_bulk_stream(tmp_path: Path) -> None:
 
 
 async def test_a_thousand_short_messages_at_a_time_do_not_hold_the_loop(tmp_path: Path) -> None:
-    messages = frame(encode_bulk_message(Hello(5))) * 3000
+    messages = frame(msg.encode_bulk_message(msg.Hello(5))) * 3000
     async with Town(tmp_path).member(0) as member, trio.open_nursery() as nursery:
         stream = Drip(STRANGER.peer_id, messages, 0)
         nursery.start_soon(member.shardcast._receiver.read_bulk, stream)
@@ -389,14 +377,14 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
         async with Town(tmp_path).member(0) as trainer:
             await publish(trainer, 1)
             current = trainer.shardcast.manifest(PolicyVersion(1))
-            again = encode_message(PolicyNews(current.encode(), b""))
+            again = msg.encode_message(msg.PolicyNews(current.encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
-            unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
+            unknown = msg.encode_message(msg.PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
             forged = replace(current, signature=bytes(64))
             for wrong in (
                 b"garbage",
-                encode_message(PolicyNews(forged.encode(), b"")),
+                msg.encode_message(msg.PolicyNews(forged.encode(), b"")),
                 bytes(MIB),
             ):
                 with pytest.raises(BadMessage):
@@ -405,14 +393,14 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
 
 def test_manifests_that_come_again_or_are_older_start_nothing() -> None:
     course = Course()
-    news = PolicyNews(manifest(version=3).encode(), INDEX.data)
+    news = msg.PolicyNews(manifest(version=3).encode(), INDEX.data)
     begun = [e for _ in range(3) for e in course.hear(PEERS[0], news)]
     assert sum(isinstance(e, ev.Begin) for e in begun) == 1
     for number, data in enumerate(DATA):
-        header = ChunkHeader(manifest(version=3).digest, number)
+        header = msg.ChunkHeader(manifest(version=3).digest, number)
         course.core.handle(ev.ChunkCame(PEERS[0], header, len(data)), course.now)
     course.core.handle(ev.Stored(manifest(version=3).digest), course.now)
-    older = course.hear(PEERS[1], PolicyNews(manifest(version=2).encode(), INDEX.data))
+    older = course.hear(PEERS[1], msg.PolicyNews(manifest(version=2).encode(), INDEX.data))
     again = course.hear(PEERS[1], news)
     assert not any(isinstance(e, ev.Begin | ev.Halt) for e in (*older, *again))
     assert course.core.newest == manifest(version=3)

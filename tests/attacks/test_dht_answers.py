@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
+from p2p.dht import messages as msg
 from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES, AnswerQuotas
 from p2p.dht.core.store import MAX_PUBLISHERS
-from p2p.dht.messages import (
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Store,
-    Stored,
-    encode,
-)
 from p2p.events import Received
 from p2p.wire import KI
 from tests.attacks.dht import contact, greet, key_pair, place, sent, signed, tell
@@ -31,16 +21,16 @@ def holder() -> tuple[Node, bytes]:
         publisher = key_pair(number, 5)
         record = signed(publisher, NAME, value=bytes(850))
         key = place(record)
-        answers = sent(tell(node, contact(publisher), Store(key, record.encode()), 0.0))
-        assert answers[0][1].body == Stored(True)
+        answers = sent(tell(node, contact(publisher), msg.Store(key, record.encode()), 0.0))
+        assert answers[0][1].body == msg.Stored(True)
     return node, key
 
 
 def served(
-    node: Node, asker: Contact, body: FindValue | FindNode, now: float
+    node: Node, asker: msg.Contact, body: msg.FindValue | msg.FindNode, now: float
 ) -> tuple[int, int]:
     """Bytes of one question, and of its answers."""
-    data = encode(1, asker, body)
+    data = msg.encode(1, asker, body)
     effects = node.core.handle(Received(asker.peer, data, WALL + now), now)
     return len(data), sum(len(each.data) for each, _ in sent(effects))
 
@@ -51,7 +41,7 @@ def test_a_stranger_who_asks_for_full_keys_gets_eight_kib_a_second() -> None:
     asker = contact(key_pair(1))
     asked = answered = 0
     for step in range(20 * 120):
-        question, answer = served(node, asker, FindValue(key), 100 + step / 20)
+        question, answer = served(node, asker, msg.FindValue(key), 100 + step / 20)
         asked += question
         answered += answer
     assert asked / 120 > 1000
@@ -66,7 +56,7 @@ def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
     answered = 0
     for step in range(5 * 30):
         for asker in askers:
-            answered += served(node, asker, FindValue(key), 100 + step / 5)[1]
+            answered += served(node, asker, msg.FindValue(key), 100 + step / 5)[1]
     assert ALL_BURST <= answered <= ALL_BURST + 30 * ALL_RATE + 100 * KI
 
 
@@ -80,12 +70,12 @@ def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
     for step in range(5 * 60):
         now = 100 + step / 5
         for asker in greedy:
-            served(node, asker, FindValue(key), now)
+            served(node, asker, msg.FindValue(key), now)
         if step % 5 == 0:
             newcomers += 1
             late = contact(key_pair(step, 8))
-            refused += served(node, late, FindNode(bytes(20)), now)[1] == 0
-            assert served(node, friend, FindNode(bytes(20)), now)[1] > 0
+            refused += served(node, late, msg.FindNode(bytes(20)), now)[1] == 0
+            assert served(node, friend, msg.FindNode(bytes(20)), now)[1] > 0
     assert newcomers == 60
     assert refused == 0
 
@@ -98,8 +88,8 @@ def test_who_mints_names_to_have_its_allowance_forgotten_still_finds_the_pot_emp
         peer = key_pair(number, 9).peer_id
         if meter.admit(peer, 100.0, known=False):
             meter.charge_answer(peer, 64 * KI, 100.0, known=False)
-    assert served(node, contact(key_pair(1)), FindValue(key), 100.0)[1] == 0
-    assert served(node, contact(key_pair(1)), FindNode(bytes(20)), 102.0)[1] > 0
+    assert served(node, contact(key_pair(1)), msg.FindValue(key), 100.0)[1] == 0
+    assert served(node, contact(key_pair(1)), msg.FindNode(bytes(20)), 102.0)[1] > 0
 
 
 def test_an_answer_is_counted_also_if_it_is_small() -> None:
@@ -109,19 +99,19 @@ def test_an_answer_is_counted_also_if_it_is_small() -> None:
     for step in range(20):
         for number in range(1000):
             asker = _cheap(number)
-            effects = tell(node, asker, Ping(), 100 + step)
-            answered += sum(isinstance(each.body, Pong) for _, each in sent(effects))
+            effects = tell(node, asker, msg.Ping(), 100 + step)
+            answered += sum(isinstance(each.body, msg.Pong) for _, each in sent(effects))
     assert answered <= ALL_BURST / 512 + 20 * ALL_RATE / 512
     assert not any(
-        isinstance(each.body, Nodes)
-        for _, each in sent(tell(node, _cheap(1), FindNode(bytes(20)), 119.0))
+        isinstance(each.body, msg.Nodes)
+        for _, each in sent(tell(node, _cheap(1), msg.FindNode(bytes(20)), 119.0))
     )
 
 
-_CHEAP: dict[int, Contact] = {}
+_CHEAP: dict[int, msg.Contact] = {}
 
 
-def _cheap(number: int) -> Contact:
+def _cheap(number: int) -> msg.Contact:
     if number not in _CHEAP:
         _CHEAP[number] = contact(key_pair(number, 11))
     return _CHEAP[number]

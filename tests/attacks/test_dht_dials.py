@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
+from p2p.dht import messages as msg
 from p2p.dht.core.events import Effect, Get, Join, SendIfConnected
 from p2p.dht.core.lookup import CREDIT
-from p2p.dht.messages import (
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Stored,
-    Values,
-    decode_untrusted,
-)
 from p2p.events import AddAddrs, PeerUp, Send, Tick
 from p2p.identity import PeerId
 from tests.attacks.dht import alone, contact, key_pair, meet, sent, tell
@@ -32,24 +20,24 @@ LATER = 1000.0
 """By then those who came to us at the start are no visitors any more."""
 
 
-def lie(request: Request, call: int) -> Reply:
+def lie(request: msg.Request, call: int) -> msg.Reply:
     """Twenty victims in each answer, others each time."""
     named = VICTIMS[20 * call % 400 :][:20]
     match request:
-        case Ping():
-            return Pong()
-        case FindNode():
-            return Nodes(named)
-        case FindValue():
-            return Values((), named)
+        case msg.Ping():
+            return msg.Pong()
+        case msg.FindNode():
+            return msg.Nodes(named)
+        case msg.FindValue():
+            return msg.Values((), named)
         case _:
-            return Stored(True)
+            return msg.Stored(True)
 
 
 def play(
     node: Node,
     effects: list[Effect],
-    liars: dict[PeerId, Contact],
+    liars: dict[PeerId, msg.Contact],
     *,
     since: float,
     until: float,
@@ -67,10 +55,10 @@ def play(
         effects = []
         for question in questions:
             liar = liars.get(question.peer)
-            asked = decode_untrusted(question.data)
-            if liar is not None and isinstance(asked.body, Request):
+            asked = msg.decode_untrusted(question.data)
+            if liar is not None and isinstance(asked.body, msg.Request):
                 reply = lie(asked.body, answers)
-                answers += not isinstance(asked.body, Ping)
+                answers += not isinstance(asked.body, msg.Ping)
                 effects += tell(node, liar, reply, now, asked.request_id)
         if not effects:
             now = max(now, node.core.next_deadline)
@@ -96,7 +84,7 @@ def test_a_visiting_stranger_causes_no_dial_to_a_third_party() -> None:
     for number in range(10):
         stranger = contact(key_pair(number))
         effects = victim.core.handle(PeerUp(stranger.peer), 1.0)
-        effects += tell(victim, stranger, FindNode(bytes(20)), 1.0)
+        effects += tell(victim, stranger, msg.FindNode(bytes(20)), 1.0)
         dialled += play(victim, effects, {stranger.peer: stranger}, since=1.0, until=60.0)
     assert dialled == []
     assert victim.core.contacts == 10, "those who answer are known all the same"
@@ -125,13 +113,13 @@ def test_what_a_liar_says_of_a_peer_in_the_table_is_not_tried() -> None:
     meet(victim, liar)
     meet(victim, honest)
     victim.core._neighbours.up.pop(honest.peer, None)
-    elsewhere = Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
+    elsewhere = msg.Contact(honest.peer, honest.nonce, VICTIMS[0].addrs)
     effects = victim.core.handle(Get(1, "test", b"name"), LATER)
     learnt = [each for each in effects if isinstance(each, AddAddrs)]
     for question, asked in sent(effects):
         if question.peer == liar.peer:
             effects = tell(
-                victim, liar, Values((), (elsewhere,)), LATER + 0.1, asked.request_id
+                victim, liar, msg.Values((), (elsewhere,)), LATER + 0.1, asked.request_id
             )
             learnt += [each for each in effects if isinstance(each, AddAddrs)]
     assert {each.addrs for each in learnt} <= {honest.addrs}
@@ -141,11 +129,11 @@ def test_a_stranger_that_has_gone_is_not_dialled_for_an_answer() -> None:
     """It may have named a third party's address, asked, and hung up."""
     victim = alone(refresh_interval=1e6)
     stranger = contact(key_pair(1), "81.2.3.4")
-    effects = tell(victim, stranger, FindNode(bytes(20)), 1.0)
+    effects = tell(victim, stranger, msg.FindNode(bytes(20)), 1.0)
     while victim.core.next_deadline < 30:
         now = victim.core.next_deadline
         effects += victim.core.handle(Tick(WALL + now), now)
     said = [type(question.body) for _, question in sent(effects)]
-    assert said == [Nodes, Ping, Ping, Ping]
+    assert said == [msg.Nodes, msg.Ping, msg.Ping, msg.Ping]
     assert not any(isinstance(each, Send) for each in effects)
     assert not any(isinstance(each, AddAddrs) for each in effects)

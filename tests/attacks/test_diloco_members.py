@@ -20,29 +20,7 @@ from p2p.wire import KI
 from p2p.world import World
 from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.config import DilocoConfig
-from roles.diloco.core import events as ev
-from roles.diloco.core.messages import (
-    NO_DIGEST,
-    BadPart,
-    BadSum,
-    Beat,
-    Chain,
-    Doubled,
-    Fault,
-    Outcome,
-    Plan,
-    Promise,
-    Propose,
-    Ready,
-    Record,
-    RoundMessage,
-    Statement,
-    Sum,
-    Unreadable,
-    Vote,
-    decode_message_untrusted,
-    encode_message,
-)
+from roles.diloco.core import events as ev, messages as msg
 from roles.diloco.core.outer import Arithmetic
 from roles.diloco.core.pieces import (
     PieceGrid,
@@ -89,7 +67,7 @@ def core(**changes: object) -> RoundCore:
 def with_beats(**changes: object) -> RoundCore:
     made = core(**changes)
     for peer in (PEERS[0], *PEERS[2:]):
-        made.handle(ev.Received(peer, Beat(0, BEFORE.digest, 0, 0)), 0.0)
+        made.handle(ev.Received(peer, msg.Beat(0, BEFORE.digest, 0, 0)), 0.0)
     return made
 
 
@@ -99,12 +77,12 @@ def pieces_of(seed: int) -> list[bytes]:
     )
 
 
-def ready(peer: PeerId, pieces: list[bytes], **changes: object) -> Ready:
+def ready(peer: PeerId, pieces: list[bytes], **changes: object) -> msg.Ready:
     norms = tuple(
         float(np.float32(norm_of(GRID.decode_untrusted(at, one))))
         for at, one in enumerate(pieces)
     )
-    made = Ready(
+    made = msg.Ready(
         1, 0, BEFORE.digest, 500, 0.0, norms, tuple(map(digest_of, pieces)), author=peer
     )
     return signed(replace(made, **changes))
@@ -114,7 +92,7 @@ def signed(said):  # type: ignore[no-untyped-def]
     return said.signed(RUN, FakeSigner(said.author))
 
 
-def convicts(fault: Fault, *, sender: PeerId = PEERS[0]) -> bool:
+def convicts(fault: msg.Fault, *, sender: PeerId = PEERS[0]) -> bool:
     made = with_beats()
     effects = made.handle(ev.Received(sender, fault), 1.0)
     named = any(isinstance(one, ev.Convict) for one in effects)
@@ -127,18 +105,20 @@ def convicts(fault: Fault, *, sender: PeerId = PEERS[0]) -> bool:
     return named
 
 
-def outcome(name: bytes) -> Outcome:
-    return Outcome(PLAN, digest(name), digest(name))
+def outcome(name: bytes) -> msg.Outcome:
+    return msg.Outcome(PLAN, digest(name), digest(name))
 
 
 HONEST = {peer: pieces_of(place) for place, peer in enumerate(PEERS)}
 READYS = tuple(ready(peer, HONEST[peer]) for peer in PEERS)
-PLAN = Plan(1, BEFORE.digest, tuple((one.author, one.digest) for one in READYS), tuple(PEERS))
+PLAN = msg.Plan(
+    1, BEFORE.digest, tuple((one.author, one.digest) for one in READYS), tuple(PEERS)
+)
 OWNED = [at for at, peer in enumerate(owners_of(GRID, READYS)) if peer == LIAR]
 
 
-def summed(pieces: list[bytes]) -> Sum:
-    return signed(Sum(1, 0, PLAN.id, OWNED[0], tuple(map(digest_of, pieces)), author=LIAR))
+def summed(pieces: list[bytes]) -> msg.Sum:
+    return signed(msg.Sum(1, 0, PLAN.id, OWNED[0], tuple(map(digest_of, pieces)), author=LIAR))
 
 
 def column(index: int) -> tuple[bytes, ...]:
@@ -159,24 +139,24 @@ def with_readys(**changes: object) -> RoundCore:
     return made
 
 
-Spoil = Callable[[Plan, Machine, DilocoSwarm], Plan]
+Spoil = Callable[[msg.Plan, Machine, DilocoSwarm], msg.Plan]
 
 
-def only_itself(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+def only_itself(plan: msg.Plan, liar: Machine, swarm: DilocoSwarm) -> msg.Plan:
     return replace(plan, members=(liar.peer,))
 
 
-def without_one(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+def without_one(plan: msg.Plan, liar: Machine, swarm: DilocoSwarm) -> msg.Plan:
     victim = swarm.machines[0].peer
     return replace(plan, members=tuple(one for one in plan.members if one != victim))
 
 
-def its_own_update_alone(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+def its_own_update_alone(plan: msg.Plan, liar: Machine, swarm: DilocoSwarm) -> msg.Plan:
     own = tuple(pair for pair in plan.contributors if pair[0] == liar.peer)
     return replace(plan, contributors=own)
 
 
-def those_who_are_not_there(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+def those_who_are_not_there(plan: msg.Plan, liar: Machine, swarm: DilocoSwarm) -> msg.Plan:
     absent = [machine.peer for machine in swarm.machines[5:]]
     return replace(plan, members=tuple(sorted({*plan.members, *absent})))
 
@@ -189,8 +169,8 @@ def test_a_proposer_cannot_change_what_the_others_do_not_see(spoil: Spoil) -> No
     swarm = DilocoSwarm(11, 3, founders=5)
     liar = swarm.machines[2]
 
-    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
-        if machine is not liar or not isinstance(message, Propose) or message.carried:
+    def lie(machine: Machine, peer: PeerId, message: msg.RoundMessage) -> msg.RoundMessage:
+        if machine is not liar or not isinstance(message, msg.Propose) or message.carried:
             return message
         plan = spoil(message.plan, liar, swarm)
         return replace(message, plan=plan).signed(RUN, FakeSigner(liar.peer))
@@ -212,11 +192,11 @@ def test_two_of_five_that_promise_the_last_view_there_is_stop_no_round() -> None
     swarm = DilocoSwarm(5, 1)
     liars = swarm.machines[3:]
 
-    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
-        if machine in liars and isinstance(message, Beat) and machine.core:
+    def lie(machine: Machine, peer: PeerId, message: msg.RoundMessage) -> msg.RoundMessage:
+        if machine in liars and isinstance(message, msg.Beat) and machine.core:
             previous = machine.core.record.digest
             step = machine.core.record.step + 1
-            far = Promise(step, 2**40, previous, None, author=machine.peer)
+            far = msg.Promise(step, 2**40, previous, None, author=machine.peer)
             return far.signed(RUN, FakeSigner(machine.peer))
         return message
 
@@ -236,15 +216,15 @@ def test_beats_of_one_that_lacks_everything_are_answered_twice_a_second_at_most(
     assert made.record.step >= 2
     for number in range(20):
         author = peer_named(90 + number)
-        one, other = (Vote(1, 0, outcome(b"%d" % n), author=author) for n in range(2))
-        made.convicted[author] = Doubled(one, other)
+        one, other = (msg.Vote(1, 0, outcome(b"%d" % n), author=author) for n in range(2))
+        made.convicted[author] = msg.Doubled(one, other)
     sent = []
     for number in range(1000):
-        beat = Beat(0, made.records[0].digest, 0, 0)
+        beat = msg.Beat(0, made.records[0].digest, 0, 0)
         sent += made.handle(ev.Received(swarm.machines[1].peer, beat), 50 + number / 1000)
     answers = [
         one for one in sent
-        if isinstance(one, ev.Send) and isinstance(one.message, Chain | Doubled)
+        if isinstance(one, ev.Send) and isinstance(one.message, msg.Chain | msg.Doubled)
     ]  # fmt: skip
     assert 2 <= len(answers) <= 4
 
@@ -253,9 +233,11 @@ def test_strangers_that_beat_first_keep_no_member_from_being_heard() -> None:
     """128 identities filled a new life's table before the members came."""
     made = core()
     for number in range(200):
-        made.handle(ev.Received(peer_named(100 + number), Beat(0, BEFORE.digest, 0, 0)), 0.1)
+        made.handle(
+            ev.Received(peer_named(100 + number), msg.Beat(0, BEFORE.digest, 0, 0)), 0.1
+        )
     for peer in PEERS:
-        made.handle(ev.Received(peer, Beat(0, BEFORE.digest, 0, 0)), 7.0)
+        made.handle(ev.Received(peer, msg.Beat(0, BEFORE.digest, 0, 0)), 7.0)
     assert made.live(7.5) == PEERS
     assert not made.is_stalled
 
@@ -270,11 +252,11 @@ def test_false_evidence_is_judged_sixteen_times_a_round_and_peer() -> None:
         return False
 
     made = core(verify=verify)
-    one, other = (Vote(1, 0, outcome(name), author=LIAR) for name in (b"a", b"b"))
+    one, other = (msg.Vote(1, 0, outcome(name), author=LIAR) for name in (b"a", b"b"))
     for _ in range(100):
-        made.handle(ev.Received(PEERS[0], Doubled(one, other)), 1.0)
+        made.handle(ev.Received(PEERS[0], msg.Doubled(one, other)), 1.0)
     assert calls == MOST_UNPROVEN
-    made.handle(ev.Received(PEERS[2], Doubled(one, other)), 1.0)
+    made.handle(ev.Received(PEERS[2], msg.Doubled(one, other)), 1.0)
     assert calls == MOST_UNPROVEN + 1
 
 
@@ -283,19 +265,19 @@ def test_a_proposal_out_of_turn_displaces_none() -> None:
     made = with_readys()
     stranger = peer_named(70)
     plan = replace(PLAN, members=tuple(sorted((*PEERS, stranger))))
-    right = signed(Propose(1, 0, plan, None, (), author=PEERS[0]))
-    wrong = signed(Propose(1, 0, PLAN, None, (), author=LIAR))
+    right = signed(msg.Propose(1, 0, plan, None, (), author=PEERS[0]))
+    wrong = signed(msg.Propose(1, 0, PLAN, None, (), author=LIAR))
     for one in (right, wrong):
         made.handle(ev.Received(one.author, one), 1.0)
     assert made.round.proposal is None
-    effects = made.handle(ev.Received(stranger, Beat(0, BEFORE.digest, 0, 0)), 1.5)
+    effects = made.handle(ev.Received(stranger, msg.Beat(0, BEFORE.digest, 0, 0)), 1.5)
     assert any(isinstance(one, ev.Reduce) and one.plan == plan for one in effects)
 
 
 def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
     """Two plans, before and after a restart, made a member sign two sums."""
     made = with_readys()
-    first = signed(Propose(1, 0, PLAN, None, (), author=PEERS[0]))
+    first = signed(msg.Propose(1, 0, PLAN, None, (), author=PEERS[0]))
     effects = made.handle(ev.Received(PEERS[0], first), 1.0)
     assert any(isinstance(one, ev.Reduce) for one in effects)
     kept = next(one for one in effects if isinstance(one, ev.Keep))
@@ -303,7 +285,7 @@ def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
     other = replace(PLAN, contributors=PLAN.contributors[:3])
     for plan, computed in ((other, False), (PLAN, True)):
         again = with_readys(kept=kept)
-        second = signed(Propose(1, 0, plan, None, (), author=PEERS[0]))
+        second = signed(msg.Propose(1, 0, plan, None, (), author=PEERS[0]))
         effects = again.handle(ev.Received(PEERS[0], second), 1.0)
         assert any(isinstance(one, ev.Reduce) for one in effects) == computed
 
@@ -323,7 +305,7 @@ def test_views_that_fail_leave_no_sums_behind() -> None:
         read = held[view] = _Reader()
         server.offer_pieces(1, view, read, range(1))
         if view % 2:
-            total = Sum(1, view, NO_DIGEST, 0, (NO_DIGEST,), author=ME)
+            total = msg.Sum(1, view, msg.NO_DIGEST, 0, (msg.NO_DIGEST,), author=ME)
             trio.run(server.offer_sum, total, read)
         del read
     assert sorted(held) == [8, 9]
@@ -332,9 +314,9 @@ def test_views_that_fail_leave_no_sums_behind() -> None:
 STRANGER = peer_named(70)
 
 
-def doubled(author: PeerId) -> Doubled:
-    one, other = (signed(Vote(1, 0, outcome(name), author=author)) for name in (b"a", b"b"))
-    return Doubled(one, other)
+def doubled(author: PeerId) -> msg.Doubled:
+    one, other = (signed(msg.Vote(1, 0, outcome(name), author=author)) for name in (b"a", b"b"))
+    return msg.Doubled(one, other)
 
 
 @pytest.mark.parametrize(
@@ -371,29 +353,31 @@ def test_evidence_about_a_member_that_has_left_still_counts() -> None:
     assert gone in made.convicted
 
 
-EXTREMES: list[Callable[[], RoundMessage]] = [
+EXTREMES: list[Callable[[], msg.RoundMessage]] = [
     lambda: signed(replace(READYS[0], rate=1.7e308)),
     lambda: signed(replace(READYS[0], norms=(3e38,) * GRID.pieces)),
     lambda: signed(replace(READYS[0], tokens=0)),
     lambda: signed(replace(READYS[0], norms=(), digests=())),
     lambda: signed(replace(READYS[0], step=0)),
-    lambda: signed(Sum(1, 0, PLAN.id, 0, (), author=LIAR)),
-    lambda: signed(Sum(1, 0, PLAN.id, 2**40, (NO_DIGEST,), author=LIAR)),
-    lambda: signed(Vote(1, 0, replace(outcome(b"a"), plan=NOBODYS), author=LIAR)),
-    lambda: BadSum(
-        signed(Sum(1, 0, NOBODYS.id, 0, (NO_DIGEST,), author=LIAR)), NOBODYS, (), 0, ()
+    lambda: signed(msg.Sum(1, 0, PLAN.id, 0, (), author=LIAR)),
+    lambda: signed(msg.Sum(1, 0, PLAN.id, 2**40, (msg.NO_DIGEST,), author=LIAR)),
+    lambda: signed(msg.Vote(1, 0, replace(outcome(b"a"), plan=NOBODYS), author=LIAR)),
+    lambda: msg.BadSum(
+        signed(msg.Sum(1, 0, NOBODYS.id, 0, (msg.NO_DIGEST,), author=LIAR)), NOBODYS, (), 0, ()
     ),
-    lambda: Record(0, outcome(b"a"), tuple((peer, bytes(16_000)) for peer in PEERS)),
+    lambda: msg.Record(0, outcome(b"a"), tuple((peer, bytes(16_000)) for peer in PEERS)),
     lambda: replace(READYS[0], signature=bytes(2**19)),
 ]
 NOBODYS = replace(PLAN, contributors=())
 
 
 @pytest.mark.parametrize("make", EXTREMES)
-def test_finite_numbers_that_overflow_are_no_messages(make: Callable[[], RoundMessage]) -> None:
+def test_finite_numbers_that_overflow_are_no_messages(
+    make: Callable[[], msg.RoundMessage],
+) -> None:
     """Each was read, and ended whoever computed with it."""
     with pytest.raises(BadMessage):
-        decode_message_untrusted(encode_message(make()))
+        msg.decode_message_untrusted(msg.encode_message(make()))
 
 
 @pytest.mark.parametrize("rate", [0.0, 5e-324, 1.0, 2.0**40])
@@ -420,7 +404,7 @@ def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> Non
     """Whoever took the outer step with the root of the state ended."""
     server = PieceServer(cast(Any, None), lambda _: True)
     root = server.offer(in_memory([bytes(4096)] * 3))
-    carried = Outcome(PLAN, root, NO_DIGEST)
+    carried = msg.Outcome(PLAN, root, msg.NO_DIGEST)
     with pytest.raises(ReductionFailed) as failed:
         trio.run(reduction(server, None).carried, carried)
     assert failed.value.suspects == (LIAR,)
@@ -430,7 +414,7 @@ class Endless(PieceClient):
     """A source whose list names as many pieces as a list can."""
 
     async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
-        return (NO_DIGEST,) * 2**14
+        return (msg.NO_DIGEST,) * 2**14
 
     async def pieces(self, *arguments: object) -> None:
         raise AssertionError("a piece was asked for")
@@ -441,7 +425,7 @@ def test_no_more_pieces_are_fetched_than_a_vector_has() -> None:
     client = Endless(cast(Any, None), cast(Any, None))
 
     async def fetch(sources: Sequence[PeerId]) -> None:
-        await client.blob(NO_DIGEST, sources, GRID.pieces, cast(Any, None))
+        await client.blob(msg.NO_DIGEST, sources, GRID.pieces, cast(Any, None))
 
     with pytest.raises(PiecesUnavailable, match="16384 pieces"):
         trio.run(fetch, [LIAR])
@@ -453,17 +437,19 @@ def rounds_of(size: int, founders: int, way: str, told: int, seed: int = 1) -> i
     swarm = DilocoSwarm(size, seed, founders=founders)
     liar, rest = swarm.machines[-1], {one.peer for one in swarm.machines[told:]}
 
-    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage | None:
+    def lie(
+        machine: Machine, peer: PeerId, message: msg.RoundMessage
+    ) -> msg.RoundMessage | None:
         if machine is not liar:
             return message
         match way, message:
-            case "beats", Beat() if peer in rest:
+            case "beats", msg.Beat() if peer in rest:
                 return None
-            case "leaves", Beat() if peer in rest:
+            case "leaves", msg.Beat() if peer in rest:
                 return replace(message, is_leaving=True)
-            case "reports", Beat():
+            case "reports", msg.Beat():
                 return replace(message, heard=0 if peer in rest else 2**64 - 1)
-            case "heads", Ready() if peer in rest:
+            case "heads", msg.Ready() if peer in rest:
                 return None
         return message
 
@@ -500,11 +486,11 @@ def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: in
     liar, victim = swarm.machines[size - 1], swarm.machines[0].peer
     absent = tuple(machine.peer for machine in swarm.machines[5:])
 
-    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
-        if machine is liar and isinstance(message, Beat) and machine.core:
+    def lie(machine: Machine, peer: PeerId, message: msg.RoundMessage) -> msg.RoundMessage:
+        if machine is liar and isinstance(message, msg.Beat) and machine.core:
             place = 1 << machine.core.members.index(victim)
             return replace(message, heard=~place & 0xFF, leaving=place, joiners=absent)
-        if machine is liar and isinstance(message, Propose) and not message.carried:
+        if machine is liar and isinstance(message, msg.Propose) and not message.carried:
             plan = spoil(message.plan, liar, swarm)
             return replace(message, plan=plan).signed(RUN, FakeSigner(liar.peer))
         return message
@@ -531,13 +517,13 @@ def test_a_promise_costs_signatures_once(far: int) -> None:
         return fake_verify(*arguments)
 
     made = core(verify=verify)
-    promise = signed(Promise(1, far, BEFORE.digest, None, author=LIAR))
+    promise = signed(msg.Promise(1, far, BEFORE.digest, None, author=LIAR))
     for _ in range(100):
         made.handle(ev.Received(LIAR, promise), 1.0)
     assert calls == (far == 1)
-    vote = replace(signed(Vote(1, 0, outcome(b"a"), author=LIAR)), signature=bytes(64))
+    vote = replace(signed(msg.Vote(1, 0, outcome(b"a"), author=LIAR)), signature=bytes(64))
     for view in range(2, 200):
-        unsound = signed(Promise(1, view, BEFORE.digest, vote, author=LIAR))
+        unsound = signed(msg.Promise(1, view, BEFORE.digest, vote, author=LIAR))
         made.handle(ev.Received(LIAR, unsound), 1.0)
     assert calls <= 2 * MAX_STATEMENTS + 1
 
@@ -545,15 +531,15 @@ def test_a_promise_costs_signatures_once(far: int) -> None:
 def test_a_flood_of_late_statements_hides_no_second_story() -> None:
     """After 4,096 of them nothing late was held against its author."""
     made = core()
-    votes = [signed(Vote(1, 0, outcome(b"x"), author=peer)) for peer in PEERS]
+    votes = [signed(msg.Vote(1, 0, outcome(b"x"), author=peer)) for peer in PEERS]
     made.handle(ev.Received(LIAR, votes[-1]), 1.0)
-    record = Record(0, outcome(b"x"), tuple((one.author, one.signature) for one in votes))
+    record = msg.Record(0, outcome(b"x"), tuple((one.author, one.signature) for one in votes))
     made.handle(ev.Received(PEERS[0], record), 1.0)
     for view in range(1, 5000):
-        late = signed(Vote(1, view, outcome(b"x"), author=LIAR))
+        late = signed(msg.Vote(1, view, outcome(b"x"), author=LIAR))
         made.handle(ev.Received(LIAR, late), 1.0)
     assert LIAR not in made.convicted
-    made.handle(ev.Received(LIAR, signed(Vote(1, 0, outcome(b"y"), author=LIAR))), 1.0)
+    made.handle(ev.Received(LIAR, signed(msg.Vote(1, 0, outcome(b"y"), author=LIAR))), 1.0)
     assert LIAR in made.convicted
 
 
@@ -576,7 +562,7 @@ def test_a_member_whose_records_are_damaged_contradicts_itself_in_no_step(lost: 
         now=swarm.now,
     )  # fmt: skip
     for step in range(len(records) - lost, len(records) + 1):
-        ours = Ready(
+        ours = msg.Ready(
             step, 0, again.record.digest, 100, 0.0, READYS[0].norms, READYS[0].digests,
             author=ME,
         )  # fmt: skip
@@ -624,7 +610,7 @@ async def test_empty_messages_that_wait_count_as_objects_do(
     async with open_world(tmp_path) as world:
         session = session_of(world, PEERS)
         for _ in range(1000):
-            session._on_message(LIAR, encode_message(Chain(())))
+            session._on_message(LIAR, msg.encode_message(msg.Chain(())))
         assert len(session._events) < 64
 
 
@@ -634,15 +620,15 @@ async def test_empty_messages_that_wait_count_as_objects_do(
 def test_a_wrong_sum_convicts_its_owner_and_a_right_one_does_not() -> None:
     wrong = [RIGHT[0][:-1] + bytes((RIGHT[0][-1] ^ 0x11,)), *RIGHT[1:]]
     index = OWNED[0]
-    assert convicts(BadSum(summed(wrong), PLAN, READYS, index, column(index)))
-    assert not convicts(BadSum(summed(RIGHT), PLAN, READYS, index, column(index)))
-    assert not convicts(BadSum(summed(wrong), PLAN, READYS, OWNED[1], column(OWNED[1])))
+    assert convicts(msg.BadSum(summed(wrong), PLAN, READYS, index, column(index)))
+    assert not convicts(msg.BadSum(summed(RIGHT), PLAN, READYS, index, column(index)))
+    assert not convicts(msg.BadSum(summed(wrong), PLAN, READYS, OWNED[1], column(OWNED[1])))
 
 
 def test_evidence_of_a_sum_with_other_parts_or_signatures_proves_nothing() -> None:
     wrong = summed([RIGHT[0][:-1] + bytes((RIGHT[0][-1] ^ 0x11,)), *RIGHT[1:]])
     index = OWNED[0]
-    fault = BadSum(wrong, PLAN, READYS, index, column(index))
+    fault = msg.BadSum(wrong, PLAN, READYS, index, column(index))
     assert not convicts(replace(fault, parts=column(index + 1)))
     assert not convicts(replace(fault, told=replace(wrong, signature=bytes(64))))
     forged = (replace(READYS[0], signature=bytes(64)), *READYS[1:])
@@ -661,24 +647,24 @@ def test_a_piece_that_was_signed_and_is_none_convicts(spoil) -> None:  # type: i
     piece = spoil(HONEST[LIAR][0])
     digests = (digest_of(piece), *READYS[3].digests[1:])
     head = ready(LIAR, HONEST[LIAR], digests=digests)
-    assert convicts(BadPart(head, 0, piece))
-    assert not convicts(BadPart(head, 1, HONEST[LIAR][1]))
-    assert not convicts(BadPart(replace(head, signature=bytes(64)), 0, piece))
-    assert not convicts(BadPart(READYS[3], 0, piece))  # it did not sign this one
+    assert convicts(msg.BadPart(head, 0, piece))
+    assert not convicts(msg.BadPart(head, 1, HONEST[LIAR][1]))
+    assert not convicts(msg.BadPart(replace(head, signature=bytes(64)), 0, piece))
+    assert not convicts(msg.BadPart(READYS[3], 0, piece))  # it did not sign this one
 
 
 def test_a_sum_that_was_signed_and_cannot_be_read_convicts() -> None:
     piece = nan(RIGHT[0])
-    assert convicts(Unreadable(summed([piece, *RIGHT[1:]]), OWNED[0], piece))
-    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], RIGHT[0]))
-    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], piece))
+    assert convicts(msg.Unreadable(summed([piece, *RIGHT[1:]]), OWNED[0], piece))
+    assert not convicts(msg.Unreadable(summed(RIGHT), OWNED[0], RIGHT[0]))
+    assert not convicts(msg.Unreadable(summed(RIGHT), OWNED[0], piece))
     forged = replace(summed([piece, *RIGHT[1:]]), signature=bytes(64))
-    assert not convicts(Unreadable(forged, OWNED[0], piece))
+    assert not convicts(msg.Unreadable(forged, OWNED[0], piece))
 
 
 def test_small_norms_signed_for_large_pieces_convict() -> None:
     head = ready(LIAR, HONEST[LIAR], norms=(0.01, *READYS[3].norms[1:]))
-    assert convicts(BadPart(head, 0, HONEST[LIAR][0]))
+    assert convicts(msg.BadPart(head, 0, HONEST[LIAR][0]))
 
 
 @pytest.mark.parametrize(
@@ -687,25 +673,27 @@ def test_small_norms_signed_for_large_pieces_convict() -> None:
         (READYS[3], ready(LIAR, pieces_of(9))),
         (summed(RIGHT), summed([*RIGHT[:-1], b"x"])),
         (
-            signed(Vote(1, 0, outcome(b"a"), author=LIAR)),
-            signed(Vote(1, 0, outcome(b"b"), author=LIAR)),
+            signed(msg.Vote(1, 0, outcome(b"a"), author=LIAR)),
+            signed(msg.Vote(1, 0, outcome(b"b"), author=LIAR)),
         ),
         (
-            signed(Propose(1, 3, PLAN, None, (), author=LIAR)),
+            signed(msg.Propose(1, 3, PLAN, None, (), author=LIAR)),
             signed(
-                Propose(1, 3, replace(PLAN, members=tuple(PEERS[:3])), None, (), author=LIAR)
+                msg.Propose(
+                    1, 3, replace(PLAN, members=tuple(PEERS[:3])), None, (), author=LIAR
+                )
             ),
         ),
     ],
 )
-def test_two_statements_of_one_place_convict(one: Statement, other: Statement) -> None:
+def test_two_statements_of_one_place_convict(one: msg.Statement, other: msg.Statement) -> None:
     """Whether a peer brings both, or each comes by itself."""
-    assert convicts(Doubled(one, other))
-    assert not convicts(Doubled(one, replace(other, signature=bytes(64))))
+    assert convicts(msg.Doubled(one, other))
+    assert not convicts(msg.Doubled(one, replace(other, signature=bytes(64))))
     made = with_beats()
     made.handle(ev.Received(PEERS[0], one), 1.0)
     effects = made.handle(ev.Received(PEERS[2], other), 1.0)
-    assert ev.Convict(Doubled(one, other)) in effects
+    assert ev.Convict(msg.Doubled(one, other)) in effects
 
 
 def test_a_statement_that_its_author_did_not_sign_is_its_senders_fault() -> None:
@@ -723,7 +711,7 @@ def test_a_statement_that_its_author_did_not_sign_is_its_senders_fault() -> None
     [
         {"tokens": 1001},
         {"tokens": 0},
-        {"previous": NO_DIGEST},
+        {"previous": msg.NO_DIGEST},
         {"digests": READYS[3].digests[:-1], "norms": READYS[3].norms[:-1]},
         {"step": 2},
     ],
@@ -744,12 +732,12 @@ def test_a_contribution_of_too_many_tokens_of_another_step_or_shape_does_not_cou
     [
         replace(PLAN, members=tuple(sorted((*PLAN.members[:3], peer_named(77))))),  # a stranger
         replace(PLAN, contributors=()),
-        replace(PLAN, previous=NO_DIGEST),
+        replace(PLAN, previous=msg.NO_DIGEST),
     ],
 )
-def test_a_plan_with_strangers_or_of_another_history_is_not_computed(plan: Plan) -> None:
+def test_a_plan_with_strangers_or_of_another_history_is_not_computed(plan: msg.Plan) -> None:
     for proposed, computed in ((plan, False), (PLAN, True)):
         made = with_readys(may_join=PEERS.__contains__)
-        proposal = signed(Propose(1, 0, proposed, None, (), author=PEERS[0]))
+        proposal = signed(msg.Propose(1, 0, proposed, None, (), author=PEERS[0]))
         effects = made.handle(ev.Received(proposal.author, proposal), 1.0)
         assert any(isinstance(one, ev.Reduce) for one in effects) == computed

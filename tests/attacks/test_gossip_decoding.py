@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p.errors import BadMessage
-from p2p.gossip.messages import (
-    MAX_ENTRIES,
-    MAX_IDS,
-    MAX_RPC,
-    PubsubMessage,
-    Rpc,
-    decode_rpc_untrusted,
-    encode_rpc,
-)
+from p2p.gossip import messages as msg
 from p2p.protobuf import field
 from tests.attacks.gossip_node import TOPIC, Victim, said
 from tests.counting import calls_at_most
@@ -22,16 +14,16 @@ from tests.unit.core_swarm import peer_named
 ENEMY = peer_named(10_000)
 FRIEND = peer_named(1)
 AUTHOR = peer_named(2)
-MOST_CALLS = MAX_RPC // 8
+MOST_CALLS = msg.MAX_RPC // 8
 """For a largest RPC: somewhat more than the worst below makes."""
 
 
 def _full(entry: bytes) -> bytes:
-    return entry * (MAX_RPC // len(entry))
+    return entry * (msg.MAX_RPC // len(entry))
 
 
 def _control(entry: bytes) -> bytes:
-    body = entry * ((MAX_RPC - 16) // len(entry))
+    body = entry * ((msg.MAX_RPC - 16) // len(entry))
     return field(3, body)
 
 
@@ -42,48 +34,50 @@ LARGEST = {
     "empty messages": _full(field(2, b"")),
     "empty controls": _full(field(3, b"")),
     "questions": _control(field(2, field(1, b"1"))),
-    "ids in one question": field(3, field(2, field(1, b"1") * (MAX_RPC // 3 - 16))),
+    "ids in one question": field(3, field(2, field(1, b"1") * (msg.MAX_RPC // 3 - 16))),
     "ids in one topic": field(
-        3, field(1, field(1, "t") + field(2, b"1") * (MAX_RPC // 3 - 16))
+        3, field(1, field(1, "t") + field(2, b"1") * (msg.MAX_RPC // 3 - 16))
     ),
     "topics told": _control(field(1, field(1, "t"))),
     "grafts": _control(field(3, field(1, "t"))),
     "prunes": _control(field(4, field(1, "t"))),
-    "fields of a message": field(2, field(9, 1) * (MAX_RPC // 2 - 16)),
-    "peers in a prune": field(3, field(4, field(1, "t") + field(2, b"") * (MAX_RPC // 2 - 16))),
+    "fields of a message": field(2, field(9, 1) * (msg.MAX_RPC // 2 - 16)),
+    "peers in a prune": field(
+        3, field(4, field(1, "t") + field(2, b"") * (msg.MAX_RPC // 2 - 16))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_the_largest_rpc_does_not_stall_the_loop(name: str) -> None:
     data = LARGEST[name]
-    assert 0.99 * MAX_RPC < len(data) <= MAX_RPC
+    assert 0.99 * msg.MAX_RPC < len(data) <= msg.MAX_RPC
     with calls_at_most(MOST_CALLS), pytest.raises(BadMessage):
-        decode_rpc_untrusted(data)
+        msg.decode_rpc_untrusted(data)
 
 
 def test_honest_rpcs_are_read_to_their_last_field() -> None:
     """go-libp2p tells of up to 5,000 ids at once; an answer to us has at most 128 messages."""
-    rpc = Rpc(
+    rpc = msg.Rpc(
         subscriptions=[(f"topic {number}", True) for number in range(64)],
         messages=[said(AUTHOR, bytes(1000), seqno=number) for number in range(128)],
-        ihave=[(TOPIC, [b"%048d" % number for number in range(MAX_IDS - 128)])],
+        ihave=[(TOPIC, [b"%048d" % number for number in range(msg.MAX_IDS - 128)])],
         iwant=[b"%048d" % number for number in range(128)],
         graft=[f"topic {number}" for number in range(64)],
         prune=[(f"topic {number}", 60) for number in range(64)],
     )
-    assert decode_rpc_untrusted(encode_rpc(rpc)) == rpc
+    assert msg.decode_rpc_untrusted(msg.encode_rpc(rpc)) == rpc
 
 
 def test_ids_are_counted_over_all_of_an_rpc() -> None:
-    ids = [b"%d" % number for number in range(MAX_IDS // 2)]
-    decode_rpc_untrusted(encode_rpc(Rpc(ihave=[(TOPIC, ids)], iwant=ids)))
+    ids = [b"%d" % number for number in range(msg.MAX_IDS // 2)]
+    msg.decode_rpc_untrusted(msg.encode_rpc(msg.Rpc(ihave=[(TOPIC, ids)], iwant=ids)))
     for rpc in (
-        Rpc(ihave=[(TOPIC, ids), (TOPIC, ids)], iwant=[b"1"]),
-        Rpc(iwant=[*ids, *ids, b"1"]),
+        msg.Rpc(ihave=[(TOPIC, ids), (TOPIC, ids)], iwant=[b"1"]),
+        msg.Rpc(iwant=[*ids, *ids, b"1"]),
     ):
         with pytest.raises(BadMessage):
-            decode_rpc_untrusted(encode_rpc(rpc))
+            msg.decode_rpc_untrusted(msg.encode_rpc(rpc))
 
 
 def test_the_first_forgery_ends_an_rpc() -> None:
@@ -91,16 +85,16 @@ def test_the_first_forgery_ends_an_rpc() -> None:
     victim = Victim()
     victim.meet(FRIEND, ENEMY)
     forged = [
-        PubsubMessage(AUTHOR.digest, number.to_bytes(8, "big"), TOPIC, b"lies", bytes(64))
-        for number in range(MAX_ENTRIES - 1)
+        msg.PubsubMessage(AUTHOR.digest, number.to_bytes(8, "big"), TOPIC, b"lies", bytes(64))
+        for number in range(msg.MAX_ENTRIES - 1)
     ]
     real = said(AUTHOR, b"true")
     for _ in range(10):
-        victim.hear(ENEMY, Rpc(messages=[*forged, real], graft=[TOPIC]))
+        victim.hear(ENEMY, msg.Rpc(messages=[*forged, real], graft=[TOPIC]))
     assert victim.verified == 4  # 25 points each, and the host refuses the peer
     assert ENEMY in victim.refused
     assert ENEMY not in victim.mesh()
-    victim.hear(FRIEND, Rpc(messages=[real]))
+    victim.hear(FRIEND, msg.Rpc(messages=[real]))
     assert victim.delivered == [b"true"]
 
 
@@ -109,7 +103,7 @@ def test_signatures_are_verified_on_account() -> None:
     victim.meet(ENEMY)
     for number in range(40):
         batch = [said(AUTHOR, b"news", seqno=100 * number + each) for each in range(100)]
-        victim.hear(ENEMY, Rpc(messages=batch))
+        victim.hear(ENEMY, msg.Rpc(messages=batch))
     assert victim.verified <= 1 + 1024 * 1024 // 2048  # what a newcomer has at once
     before = victim.verified
     for number in range(1000):
@@ -117,6 +111,6 @@ def test_signatures_are_verified_on_account() -> None:
         batch = [
             said(AUTHOR, b"news", seqno=10_000 + 100 * number + each) for each in range(100)
         ]
-        victim.hear(ENEMY, Rpc(messages=batch))
+        victim.hear(ENEMY, msg.Rpc(messages=batch))
     assert victim.verified - before <= 10 * 256 * 1024 // 2048 + 1
     assert victim.points[ENEMY] in (0, 25)

@@ -15,19 +15,11 @@ from typing import Any
 import pytest
 
 from p2p.events import Received, Send, Tick
+from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.events import Bootstrap
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.heartbeat import key_of
-from p2p.membership.messages import (
-    Beat,
-    Join,
-    Neighbor,
-    NeighborReply,
-    Suspect,
-    decode_message_untrusted,
-    encode_message,
-)
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
 from tests.sweeps import swept
@@ -52,10 +44,10 @@ def test_a_flood_of_requests_leaves_every_node_its_neighbours(kind: str) -> None
             for victim in rng.sample(honest, 3):
                 words = swarm.words(enemy, int(swarm.now * 1000))
                 message = {
-                    "urgent": Neighbor(True, words),
-                    "join": Join(words),
-                    "link": Neighbor(False, words),
-                    "beat": Beat(True, words),
+                    "urgent": msg.Neighbor(True, words),
+                    "join": msg.Join(words),
+                    "link": msg.Neighbor(False, words),
+                    "beat": msg.Beat(True, words),
                 }[kind]
                 swarm.tell(enemy, victim, message)
 
@@ -75,7 +67,7 @@ def test_neighbours_of_our_own_choice_stay_and_the_oldest_are_anchors() -> None:
     assert 1 <= len(anchors) <= 2
     for number in range(200):
         enemy = swarm.enlist(1)[0]
-        swarm.tell(enemy, victim.peer, Neighbor(True, swarm.words(enemy, 1)))
+        swarm.tell(enemy, victim.peer, msg.Neighbor(True, swarm.words(enemy, 1)))
         if number % 20 == 0:
             swarm.run(0.5)
     swarm.run(2)
@@ -94,7 +86,7 @@ def test_one_network_has_a_share_of_the_view() -> None:
     enemies = swarm.enlist(240)
     for number, enemy in enumerate(enemies):
         words = swarm.words(enemy, 1, addrs=(of_one_network(number),))
-        swarm.tell(enemy, victim.peer, Join(words) if number % 2 else Beat(True, words))
+        swarm.tell(enemy, victim.peer, msg.Join(words) if number % 2 else msg.Beat(True, words))
     swarm.run(2)
     bad = set(enemies)
     members = [member.peer for member in victim.core.members()]
@@ -104,7 +96,7 @@ def test_one_network_has_a_share_of_the_view() -> None:
     # a peer without a place is no news, though it comes again and again
     for enemy in enemies[:8]:
         words = swarm.words(enemy, 2, addrs=(of_one_network(enemies.index(enemy)),))
-        swarm.drive(victim, Received(enemy, encode_message(Beat(False, words))))
+        swarm.drive(victim, Received(enemy, msg.encode_message(msg.Beat(False, words))))
     assert not victim.core._dissemination.has_newcomers
 
 
@@ -121,13 +113,13 @@ def test_names_that_push_each_other_out_do_not_silence_those_of_honest_members()
         for _ in range(8):
             number = next(turn) % len(enemies)
             words = swarm.words(enemies[number], 1, addrs=(of_one_network(number),))
-            swarm.tell(enemies[number], victim.peer, Join(words))
+            swarm.tell(enemies[number], victim.peer, msg.Join(words))
 
     def note(node: Node, effect: Any) -> None:
         carry_out(node, effect)
         if node is victim and isinstance(effect, Send):
-            message = decode_message_untrusted(effect.data)
-            if isinstance(message, Beat):
+            message = msg.decode_message_untrusted(effect.data)
+            if isinstance(message, msg.Beat):
                 told.update(dict.fromkeys(digest.key for digest in message.digests))
 
     swarm.every(0.5, ask)
@@ -169,7 +161,7 @@ def test_silent_accusers_take_no_seat_of_a_lonely_node(accusers: int) -> None:
     """While each kept a seat for ten seconds, five made it refuse every honest peer."""
     core = make_core(1000)
     core.handle(Bootstrap((addr_of(2),)), 0.0)
-    about_it = Suspect((heartbeat_of(core.peer),))
+    about_it = msg.Suspect((heartbeat_of(core.peer),))
     for step in range(50):
         now = 0.2 * step
         core.handle(Tick(), now)
@@ -177,9 +169,9 @@ def test_silent_accusers_take_no_seat_of_a_lonely_node(accusers: int) -> None:
             tell(core, peer_named(10_000 + number), about_it, now)
     answers = []
     for number in range(10, 15):
-        ask = Neighbor(number % 2 == 0, heartbeat_of(peer_named(number)))
+        ask = msg.Neighbor(number % 2 == 0, heartbeat_of(peer_named(number)))
         said = tell(core, peer_named(number), ask, 10.0)
-        answers += [one.accepted for _, one in said if isinstance(one, NeighborReply)]
+        answers += [one.accepted for _, one in said if isinstance(one, msg.NeighborReply)]
     assert answers == [True] * 5
 
 
@@ -201,7 +193,7 @@ def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silen
 
     def accuse() -> None:
         enemy = enemies[next(turn) % len(enemies)]
-        swarm.tell(enemy, victim.peer, Suspect((swarm.words(victim.peer, 1),)))
+        swarm.tell(enemy, victim.peer, msg.Suspect((swarm.words(victim.peer, 1),)))
 
     swarm.every(0.2, accuse)
     swarm.run(12)
@@ -218,14 +210,14 @@ def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
     honest = [peer_named(10 + number) for number in range(12)]
     suspicions = [(rng.uniform(0, 10), peer) for peer in honest]
     suspicions += [(0.01 * number, enemy) for number in range(1000)]
-    about_it = Suspect((heartbeat_of(core.peer),))
+    about_it = msg.Suspect((heartbeat_of(core.peer),))
     asked = []
     for now, accuser in sorted(suspicions, key=lambda one: one[0]):
         for peer, said in tell(core, accuser, about_it, now):
-            if isinstance(said, Neighbor):
+            if isinstance(said, msg.Neighbor):
                 asked.append(peer)
-            if isinstance(said, Neighbor) and peer == enemy:
-                refusal = NeighborReply(False, heartbeat_of(enemy, round(1000 * now) + 1))
+            if isinstance(said, msg.Neighbor) and peer == enemy:
+                refusal = msg.NeighborReply(False, heartbeat_of(enemy, round(1000 * now) + 1))
                 tell(core, enemy, refusal, now)
     assert asked.count(enemy) == 1
     assert sum(peer in honest for peer in asked) >= 7
@@ -234,11 +226,11 @@ def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
 def test_of_accusers_that_agree_a_lonely_node_takes_as_many_as_have_a_seat() -> None:
     core = make_core(1000)
     core.handle(Bootstrap((addr_of(2),)), 0.0)
-    about_it = Suspect((heartbeat_of(core.peer),))
+    about_it = msg.Suspect((heartbeat_of(core.peer),))
     enemies = [peer_named(10_000 + number) for number in range(13)]
     for number, enemy in enumerate(enemies):
         tell(core, enemy, about_it, 0.1 + 0.7 * number)
     for enemy in enemies:
-        agreed = NeighborReply(True, heartbeat_of(enemy, 1))
+        agreed = msg.NeighborReply(True, heartbeat_of(enemy, 1))
         tell(core, enemy, agreed, 9.5)
     assert 1 <= len(core.neighbours) <= 5

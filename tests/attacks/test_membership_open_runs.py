@@ -7,20 +7,10 @@ import pytest
 from p2p.dht.stamp import check_stamp, make_stamp
 from p2p.events import Send, Tick
 from p2p.identity import PeerId
+from p2p.membership import messages as msg
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import Interest, UpdateProfile
 from p2p.membership.heartbeat import Profile, SignedHeartbeat, decode_heartbeat_untrusted
-from p2p.membership.messages import (
-    ForwardJoin,
-    Heartbeats,
-    Join,
-    Message,
-    Neighbor,
-    Newcomers,
-    Suspect,
-    Want,
-    decode_message_untrusted,
-)
 from tests.unit.core_swarm import peer_named
 from tests.unit.membership_swarm import heartbeat_of, make_core, tell
 
@@ -50,9 +40,9 @@ def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
     for number in range(100, 160):
         peer = peer_named(number)
         stamp = stamp if not check_stamp(peer, stamp, BITS) else b""
-        assert tell(core, peer, Join(words(peer, stamp=stamp))) == []
-        assert tell(core, peer, Neighbor(True, words(peer, stamp=stamp))) == []
-        tell(core, peer_named(100), Heartbeats((words(peer, stamp=stamp),)))
+        assert tell(core, peer, msg.Join(words(peer, stamp=stamp))) == []
+        assert tell(core, peer, msg.Neighbor(True, words(peer, stamp=stamp))) == []
+        tell(core, peer_named(100), msg.Heartbeats((words(peer, stamp=stamp),)))
     assert core.size == 0  # before: 60
     assert core.neighbours == ()
     assert core.counters["no stamp"] >= 120
@@ -61,23 +51,23 @@ def test_sixty_minted_identities_are_no_members(stamp: bytes) -> None:
 def test_a_stamp_is_a_place_and_of_one_peer_only() -> None:
     core = open_core()
     worker, thief = peer_named(2), peer_named(3)
-    tell(core, worker, Neighbor(True, words(worker)))
-    tell(core, thief, Neighbor(True, words(thief, stamp=make_stamp(worker, BITS))))
-    tell(core, NAMED, Neighbor(True, words(NAMED, stamp=b"")))
+    tell(core, worker, msg.Neighbor(True, words(worker)))
+    tell(core, thief, msg.Neighbor(True, words(thief, stamp=make_stamp(worker, BITS))))
+    tell(core, NAMED, msg.Neighbor(True, words(NAMED, stamp=b"")))
     assert set(core.neighbours) == {worker, NAMED}
 
 
-@pytest.mark.parametrize("kind", [Suspect, Newcomers, Want, ForwardJoin])
-def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[Message]) -> None:
+@pytest.mark.parametrize("kind", [msg.Suspect, msg.Newcomers, msg.Want, msg.ForwardJoin])
+def test_who_has_shown_no_stamp_is_not_listened_to(kind: type[msg.Message]) -> None:
     core = open_core()
     worker, minted = peer_named(2), peer_named(3)
-    tell(core, worker, Neighbor(True, words(worker)))
+    tell(core, worker, msg.Neighbor(True, words(worker)))
     other = words(peer_named(4))
-    message: Message = {
-        Suspect: Suspect((words(worker),)),
-        Newcomers: Newcomers((other.digest,)),
-        Want: Want((words(worker).digest.key,)),
-        ForwardJoin: ForwardJoin(0, other),
+    message: msg.Message = {
+        msg.Suspect: msg.Suspect((words(worker),)),
+        msg.Newcomers: msg.Newcomers((other.digest,)),
+        msg.Want: msg.Want((words(worker).digest.key,)),
+        msg.ForwardJoin: msg.ForwardJoin(0, other),
     }[kind]
     assert tell(core, minted, message) == []
     assert core.counters["no stamp"] == 1
@@ -92,7 +82,11 @@ def test_it_is_checked_once_per_peer() -> None:
     worker = peer_named(2)
     for seqno in range(5, 50):
         signed = words(worker, seqno)
-        tell(core, worker, Neighbor(True, signed) if seqno == 5 else Heartbeats((signed,)))
+        tell(
+            core,
+            worker,
+            msg.Neighbor(True, signed) if seqno == 5 else msg.Heartbeats((signed,)),
+        )
     assert asked == [worker]
 
 
@@ -111,5 +105,6 @@ def test_we_show_ours() -> None:
     (effect,) = core.handle(Tick(), core.next_deadline)
     assert isinstance(effect, Send)
     assert (
-        decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp == b"12345678"
+        msg.decode_message_untrusted(effect.data).heartbeat.heartbeat.profile.stamp
+        == b"12345678"
     )
