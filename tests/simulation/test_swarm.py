@@ -82,66 +82,72 @@ def play(
     return run_simulation(main, seed=1, horizon=1000).value
 
 
-def test_first_contact_costs_four_round_trips_and_a_message_one_way() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        start = stage.swarm.simulation.now
-        assert stage.hosts["a"].send(peer, NEWS, b"first")
-        await stage.swarm.sleep(1)
-        assert stage.hosts["a"].send(peer, NEWS, b"second")
-        await stage.swarm.sleep(1)
-        (_, _, first), (_, _, second) = stage.heard
-        assert first - start == pytest.approx(9 * LATENCY, abs=1e-3)
-        assert second - start == pytest.approx(1 + LATENCY, abs=1e-3)
+def on_stage(body: Callable[[Stage], Awaitable[None]]) -> Callable[[], None]:
+    """Turn a coroutine function into a test on a stage with three nodes."""
 
-    play(body)
+    def test() -> None:
+        play(body)
+
+    test.__name__ = body.__name__
+    return test
 
 
-def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> None:
-    async def body(stage: Stage) -> None:
-        for other in "bc":
-            await stage.hosts["a"].connect(stage.introduce("a", other))
-        start = stage.swarm.simulation.now
-        stage.swarm.kill("b")
-        stage.swarm.kill("c", silent=True)
-        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
-        gone = [
-            at - start
-            for name, state, at in stage.events
-            if name == "a" and state is PeerState.DISCONNECTED
-        ]
-        assert gone == pytest.approx([LATENCY, IDLE_TIMEOUT / SECOND], abs=1e-3)
-        assert stage.hosts["a"].connected == ()
-        start = stage.swarm.simulation.now
-        with pytest.raises(PeerUnreachable):
-            await stage.hosts["a"].connect(stage.swarm.nodes["b"].peer_id)
-        assert stage.swarm.simulation.now - start == pytest.approx(2 * LATENCY, abs=5.1), (
-            "refused, not timed out"
-        )
-
-    play(body)
+@on_stage
+async def test_first_contact_costs_four_round_trips_and_a_message_one_way(stage: Stage) -> None:
+    peer = stage.introduce("a", "b")
+    start = stage.swarm.simulation.now
+    assert stage.hosts["a"].send(peer, NEWS, b"first")
+    await stage.swarm.sleep(1)
+    assert stage.hosts["a"].send(peer, NEWS, b"second")
+    await stage.swarm.sleep(1)
+    (_, _, first), (_, _, second) = stage.heard
+    assert first - start == pytest.approx(9 * LATENCY, abs=1e-3)
+    assert second - start == pytest.approx(1 + LATENCY, abs=1e-3)
 
 
-def test_a_restarted_node_has_its_key_its_address_and_its_disk() -> None:
-    async def body(stage: Stage) -> None:
-        node = stage.swarm.nodes["b"]
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        await node.world.disk.replace("kept", b"1")
-        await node.world.disk.write("lost", b"2")
-        old = node.world
-        stage.swarm.kill("b")
-        await stage.swarm.sleep(20)
-        stage.swarm.restart("b")
-        await stage.swarm.sleep(0.1)
-        assert node.world is not old
-        assert node.peer_id == peer
-        assert await node.world.disk.list("") == ["kept"]
-        assert await request(stage.hosts["a"], peer, ECHO, b"ab") == b"ba"
-        stage.swarm.restart("b", wipe=True)
-        assert await node.world.disk.list("") == []
+@on_stage
+async def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later(
+    stage: Stage,
+) -> None:
+    for other in "bc":
+        await stage.hosts["a"].connect(stage.introduce("a", other))
+    start = stage.swarm.simulation.now
+    stage.swarm.kill("b")
+    stage.swarm.kill("c", silent=True)
+    await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
+    gone = [
+        at - start
+        for name, state, at in stage.events
+        if name == "a" and state is PeerState.DISCONNECTED
+    ]
+    assert gone == pytest.approx([LATENCY, IDLE_TIMEOUT / SECOND], abs=1e-3)
+    assert stage.hosts["a"].connected == ()
+    start = stage.swarm.simulation.now
+    with pytest.raises(PeerUnreachable):
+        await stage.hosts["a"].connect(stage.swarm.nodes["b"].peer_id)
+    assert stage.swarm.simulation.now - start == pytest.approx(2 * LATENCY, abs=5.1), (
+        "refused, not timed out"
+    )
 
-    play(body)
+
+@on_stage
+async def test_a_restarted_node_has_its_key_its_address_and_its_disk(stage: Stage) -> None:
+    node = stage.swarm.nodes["b"]
+    peer = stage.introduce("a", "b")
+    await stage.hosts["a"].connect(peer)
+    await node.world.disk.replace("kept", b"1")
+    await node.world.disk.write("lost", b"2")
+    old = node.world
+    stage.swarm.kill("b")
+    await stage.swarm.sleep(20)
+    stage.swarm.restart("b")
+    await stage.swarm.sleep(0.1)
+    assert node.world is not old
+    assert node.peer_id == peer
+    assert await node.world.disk.list("") == ["kept"]
+    assert await request(stage.hosts["a"], peer, ECHO, b"ab") == b"ba"
+    stage.swarm.restart("b", wipe=True)
+    assert await node.world.disk.list("") == []
 
 
 def test_nothing_of_a_dead_node_runs_or_is_heard() -> None:
@@ -189,60 +195,54 @@ def test_blocking_work_dies_with_its_node() -> None:
     assert play(body) < 2
 
 
-def test_a_short_partition_delays_and_a_long_one_disconnects() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
+@on_stage
+async def test_a_short_partition_delays_and_a_long_one_disconnects(stage: Stage) -> None:
+    peer = stage.introduce("a", "b")
+    await stage.hosts["a"].connect(peer)
+    cuts = stage.swarm.partition("a", "bc")
+    stage.hosts["a"].send(peer, NEWS, b"one")
+    stage.hosts["a"].send(peer, NEWS, b"two")
+    await stage.swarm.sleep(5)
+    assert stage.heard == []
+    stage.swarm.repair(cuts)
+    await stage.swarm.sleep(1)
+    assert [text for _, text, _ in stage.heard] == ["one", "two"]
+    stage.swarm.partition("a", "bc")
+    await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
+    assert peer not in stage.hosts["a"].connected
+    assert stage.hosts["b"].connected == ()
+    with pytest.raises(PeerUnreachable):
         await stage.hosts["a"].connect(peer)
-        cuts = stage.swarm.partition("a", "bc")
-        stage.hosts["a"].send(peer, NEWS, b"one")
-        stage.hosts["a"].send(peer, NEWS, b"two")
-        await stage.swarm.sleep(5)
-        assert stage.heard == []
-        stage.swarm.repair(cuts)
-        await stage.swarm.sleep(1)
-        assert [text for _, text, _ in stage.heard] == ["one", "two"]
-        stage.swarm.partition("a", "bc")
-        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
-        assert peer not in stage.hosts["a"].connected
-        assert stage.hosts["b"].connected == ()
-        with pytest.raises(PeerUnreachable):
-            await stage.hosts["a"].connect(peer)
-        stage.swarm.repair()
-        await stage.swarm.sleep(6)
-        await stage.hosts["a"].connect(peer)
-
-    play(body)
+    stage.swarm.repair()
+    await stage.swarm.sleep(6)
+    await stage.hosts["a"].connect(peer)
 
 
-def test_a_one_way_partition_cuts_one_way() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        stage.swarm.partition("a", "b", one_way=True)
-        stage.hosts["a"].send(peer, NEWS, b"lost")
-        stage.hosts["b"].send(stage.swarm.nodes["a"].peer_id, NEWS, b"heard")
-        await stage.swarm.sleep(5)
-        assert [text for _, text, _ in stage.heard] == ["heard"]
-
-    play(body)
+@on_stage
+async def test_a_one_way_partition_cuts_one_way(stage: Stage) -> None:
+    peer = stage.introduce("a", "b")
+    await stage.hosts["a"].connect(peer)
+    stage.swarm.partition("a", "b", one_way=True)
+    stage.hosts["a"].send(peer, NEWS, b"lost")
+    stage.hosts["b"].send(stage.swarm.nodes["a"].peer_id, NEWS, b"heard")
+    await stage.swarm.sleep(5)
+    assert [text for _, text, _ in stage.heard] == ["heard"]
 
 
-def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        await stage.hosts["a"].connect(peer)
-        start = stage.swarm.simulation.now
-        stage.swarm.pause("b", 3)
-        for text in ("one", "two"):
-            stage.hosts["a"].send(peer, NEWS, text.encode())
-            await stage.swarm.sleep(0.5)
-        await stage.swarm.sleep(5)
-        assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [
-            ("one", 3.0),
-            ("two", 3.0),
-        ]
-
-    play(body)
+@on_stage
+async def test_a_paused_node_does_everything_at_once_when_it_wakes(stage: Stage) -> None:
+    peer = stage.introduce("a", "b")
+    await stage.hosts["a"].connect(peer)
+    start = stage.swarm.simulation.now
+    stage.swarm.pause("b", 3)
+    for text in ("one", "two"):
+        stage.hosts["a"].send(peer, NEWS, text.encode())
+        await stage.swarm.sleep(0.5)
+    await stage.swarm.sleep(5)
+    assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [
+        ("one", 3.0),
+        ("two", 3.0),
+    ]
 
 
 def test_nothing_of_a_paused_node_runs() -> None:
@@ -292,26 +292,23 @@ def test_nothing_of_a_paused_node_runs() -> None:
     assert max(woken) > 7
 
 
-def test_peers_give_up_what_is_paused_for_too_long() -> None:
+@on_stage
+async def test_peers_give_up_what_is_paused_for_too_long(stage: Stage) -> None:
     """It finds that out when it goes on, behind what they had sent."""
-
-    async def body(stage: Stage) -> None:
-        for name in "bc":
-            await stage.hosts["a"].connect(stage.introduce("a", name))
-        await stage.swarm.sleep(1)
-        start, idle = round(stage.swarm.simulation.now, 6), IDLE_TIMEOUT / SECOND
-        stage.events.clear()
-        stage.swarm.pause("b", idle + 5)
-        stage.swarm.pause("c", idle - 1)
-        stage.hosts["a"].send(stage.swarm.nodes["b"].peer_id, NEWS, b"hello")
-        await stage.swarm.sleep(2 * idle)
-        assert stage.heard == [("b", "hello", pytest.approx(start + idle + 5))]
-        assert stage.events == [
-            ("a", PeerState.DISCONNECTED, pytest.approx(start + idle)),
-            ("b", PeerState.DISCONNECTED, pytest.approx(start + idle + 5)),
-        ]
-
-    play(body)
+    for name in "bc":
+        await stage.hosts["a"].connect(stage.introduce("a", name))
+    await stage.swarm.sleep(1)
+    start, idle = round(stage.swarm.simulation.now, 6), IDLE_TIMEOUT / SECOND
+    stage.events.clear()
+    stage.swarm.pause("b", idle + 5)
+    stage.swarm.pause("c", idle - 1)
+    stage.hosts["a"].send(stage.swarm.nodes["b"].peer_id, NEWS, b"hello")
+    await stage.swarm.sleep(2 * idle)
+    assert stage.heard == [("b", "hello", pytest.approx(start + idle + 5))]
+    assert stage.events == [
+        ("a", PeerState.DISCONNECTED, pytest.approx(start + idle)),
+        ("b", PeerState.DISCONNECTED, pytest.approx(start + idle + 5)),
+    ]
 
 
 def test_a_bug_in_a_task_names_its_node_or_counts_as_a_crash() -> None:
