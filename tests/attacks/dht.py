@@ -12,8 +12,7 @@ from p2p.events import Received, Send
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 
-DIFFICULTY = 4
-"""Bits of work, as in `bench.dht`: these attackers have paid for their stamps."""
+DIFFICULTY = 4  # bits of work, as in `bench.dht`: these attackers have paid for their stamps
 
 
 def key_pair(number: int, tens: int = 0) -> KeyPair:

@@ -101,12 +101,9 @@ class HostileSwarm(MembershipSwarm):
 class Seen:
     """What the honest have after an attack, and what they had to send."""
 
-    neighbours: int
-    """Honest neighbours of the node that has fewest, at the worst moment."""
-    share: float
-    """Honest share of the view that has least, at the end."""
-    bytes_per_second: float
-    """Sent by an honest node, on average."""
+    neighbours: int  # honest neighbours of the node that has fewest, at the worst moment
+    share: float  # honest share of the view that has least, at the end
+    bytes_per_second: float  # sent by an honest node, on average
 
 
 def watch(

@@ -35,8 +35,7 @@ from roles.trainer.taken import decode_taken_untrusted
 from tests.support.foreign import BOMBS, listed
 
 KEY = KeyPair(digest_of(b"somebody"))
-PEAK = 12 * MIB
-"""Bytes beside the message: 1,024 heads of lists of `MAX_PEERS` in the run file."""
+PEAK = 12 * MIB  # bytes beside the message: 1,024 heads of lists of `MAX_PEERS` in the run file
 
 
 def signed_run(data: bytes) -> bytes:

@@ -11,8 +11,7 @@ from sim.node.swarm import SimNode, Swarm
 from sim.workloads import spine
 from tests.support.swarm import Health, Play, perform
 
-FULL_SECONDS = 600.0
-"""Ten minutes."""
+FULL_SECONDS = 600.0  # ten minutes
 
 
 class FullDisks(Play):

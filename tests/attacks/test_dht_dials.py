@@ -16,8 +16,7 @@ VICTIMS = tuple(
 )
 """Stamped names at addresses of others, none of which knows about it."""
 
-LATER = 1000.0
-"""By then those who came to us at the start are no visitors any more."""
+LATER = 1000.0  # by then those who came to us at the start are no visitors any more
 
 
 def lie(request: msg.Request, call: int) -> msg.Reply:

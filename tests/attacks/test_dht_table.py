@@ -15,8 +15,7 @@ from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from tests.attacks.dht import DIFFICULTY, add_at, contact, greet, key_pair, sent, tell
 
-FAR = 0b00001
-"""The first bits of the bucket under attack; the victim's differ in the first."""
+FAR = 0b00001  # the first bits of the bucket under attack; the victim's differ in the first
 
 
 def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:

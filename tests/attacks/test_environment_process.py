@@ -79,8 +79,7 @@ class Talk(Game):
         return [5]
 """
 RATION = Ration(memory=2 << 30, cpu=0.3, patience=60.0)
-BRIEF = 0.3
-"""Seconds of patience with what waits."""
+BRIEF = 0.3  # seconds of patience with what waits
 TASK = Task((1,), (40,), environment="dire")
 SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="dire"),))
 
@@ -497,8 +496,7 @@ QUESTIONS = b"".join(
     json.dumps({"question": f"What is {number}?", "answer": str(number)}).encode() + b"\n"
     for number in range(100)
 )
-FORMS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>")
-"""Where environments look for an answer."""
+FORMS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>")  # where environments look for an answer
 
 
 def make_node(folder: Path) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from tests.unit.core_swarm import peer_named
 ENEMY = peer_named(10_000)
 FRIEND = peer_named(1)
 AUTHOR = peer_named(2)
-MOST_CALLS = msg.MAX_RPC // 8
-"""For a largest RPC: somewhat more than the worst below makes."""
+MOST_CALLS = msg.MAX_RPC // 8  # for a largest RPC: somewhat more than the worst below makes
 
 
 def _full(entry: bytes) -> bytes:

@@ -38,8 +38,7 @@ from tests.support.invites import (
 from tests.support.runs import OWNER, TERMS
 from tests.support.wall import ENDS, Wall
 
-BITS, PLACE = 8, 4
-"""Of the run's work stamp, and of the DHT's."""
+BITS, PLACE = 8, 4  # of the run's work stamp, and of the DHT's
 
 
 def open_run_of(epoch: int = 1, stamp_bits: int = BITS) -> Run:

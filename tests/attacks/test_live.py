@@ -16,8 +16,7 @@ from tests.sweeps import swept
 
 CHEAP = ("silent-64", "identify-own-id", "never-read", "empty-rpcs")
 """One for each of the worst findings: the door shut, the node ended, the loop filled twice."""
-PATIENCE = 15.0
-"""Seconds for a newcomer, and for what was held: a busy machine is no failure."""
+PATIENCE = 15.0  # seconds for a newcomer, and for what was held: a busy machine is no failure
 
 
 @pytest.mark.parametrize("name", swept(CHEAP, 1))

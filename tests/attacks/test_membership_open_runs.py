@@ -16,8 +16,7 @@ from tests.unit.membership_swarm import heartbeat_of, make_core, tell
 
 WALL = 1_700_000_000.0
 BITS = 8
-NAMED = peer_named(9)
-"""Named in the run's document: it needs no stamp."""
+NAMED = peer_named(9)  # named in the run's document: it needs no stamp
 
 
 def is_stamped(peer: PeerId, nonce: bytes) -> bool:

@@ -43,8 +43,7 @@ from tests.support.runs import TERMS
 ROOT: Final = Path(__file__).parents[2]
 STRANGERS, TIMES = 32, 12
 BLOB: Final = in_memory([bytes([one]) * 256 * 1024 for one in range(4)])
-SMALL: Final = 4096
-"""Bytes of an answer that are no gift: opening a stream takes some hundred."""
+SMALL: Final = 4096  # bytes of an answer that are no gift: opening a stream takes some hundred
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ class Asked:
 
     payloads: Callable[[Node, Run], list[bytes]]
     are_messages: bool = False
-    most: float = BURST
-    """Bytes that all strangers together get at once."""
+    most: float = BURST  # bytes that all strangers together get at once
 
 
 ASKED: Final[dict[str, Asked]] = {

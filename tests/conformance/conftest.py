@@ -29,8 +29,7 @@ from p2p.transport.tcp import TcpNetwork
 from sim.node.swarm import SimNode, Swarm
 from tests.support.simulated import on_swarm
 
-PATIENCE = 20.0
-"""Seconds for one law; reached only when it fails."""
+PATIENCE = 20.0  # seconds for one law; reached only when it fails
 
 
 def law_of(subjects: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
@@ -61,10 +60,8 @@ class Networks:
 
     dialer: Network
     listener: Network
-    anywhere: Multiaddr
-    """Where `listener` can listen, at a place of the network's choice."""
-    nowhere: Multiaddr
-    """Where nobody listens."""
+    anywhere: Multiaddr  # where `listener` can listen, at a place of the network's choice
+    nowhere: Multiaddr  # where nobody listens
 
 
 @dataclass(frozen=True)
@@ -74,16 +71,13 @@ class Hosts:
     a: Host
     b: Host
     c: Host
-    stranger: KeyPair
-    """An identity that nobody runs."""
-    nowhere: Multiaddr
-    """Where nobody listens."""
+    stranger: KeyPair  # an identity that nobody runs
+    nowhere: Multiaddr  # where nobody listens
 
 
 NetworkLaw = Callable[[Networks], Awaitable[None]]
 HostLaw = Callable[[Hosts], Awaitable[None]]
-Places = tuple[str, str]
-"""Where a listener finds a place, and where nobody listens."""
+Places = tuple[str, str]  # where a listener finds a place, and where nobody listens
 MEMORY = "/memory/0", "/memory/99"
 TCP = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/tcp/1"
 INTERNET = "/ip4/0.0.0.0/tcp/0", "/ip4/20.2.0.1/tcp/9"

@@ -45,8 +45,7 @@ DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")
 POLICIES = 5
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
 """40 tokens: more than the rows of one chunk of a proof."""
-NEWLINE = 7
-"""A second token that ends an answer."""
+NEWLINE = 7  # a second token that ends an answer
 SHAPE = ModelShape(
     vocabulary=80, width=64, layers=2, query_heads=4, key_heads=2, head_width=32,
     feed_forward=96, rope_base=100_000.0,
@@ -57,8 +56,7 @@ SHAPES = {
     Family.QWEN2: replace(SHAPE, qk_norm=False, qkv_bias=True, query_heads=2, key_heads=1),
     Family.LLAMA: replace(SHAPE, qk_norm=False, tied=True),
 }
-GUMBEL = (Family.QWEN2, Family.LLAMA)
-"""Drawn by the rule of that name; Qwen3 by the other."""
+GUMBEL = (Family.QWEN2, Family.LLAMA)  # drawn by the rule of that name; Qwen3 by the other
 CONFIG = EngineConfig(
     shape=SHAPE,
     context=64,

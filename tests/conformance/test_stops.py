@@ -26,8 +26,7 @@ from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, open_swarm
 
-DUE = 0.5
-"""Seconds from when the process is ready until everything that it waits for is due."""
+DUE = 0.5  # seconds from when the process is ready until everything that it waits for is due
 OWN_CLOCK = {"deadline", "sleep", "timer", "timer set by a timer"}
 READ = {"bytes", "thread"}
 

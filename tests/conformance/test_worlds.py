@@ -22,8 +22,7 @@ from sim.node.world import SimWorld
 from tests.conformance.conftest import law_of
 
 Body = Callable[[World], Awaitable[Any]]
-TICK = 0.002
-"""Seconds: the only real time these tests wait, and only in the real world."""
+TICK = 0.002  # seconds: the only real time these tests wait, and only in the real world
 
 
 def run_real(body: Body) -> Any:

@@ -101,8 +101,7 @@ class Surroundings:
     err: str = ""
     env: Mapping[str, str | None] | None = None
     """Without HOME there is no entry in passwd, either."""
-    is_gone: bool = False
-    """Whether the working directory has been removed."""
+    is_gone: bool = False  # whether the working directory has been removed
 
 
 class Forks:

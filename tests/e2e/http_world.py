@@ -17,8 +17,7 @@ from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import MIB
 
-SPAN = 3 * MIB
-"""Two spans are more than the edge reads at once."""
+SPAN = 3 * MIB  # two spans are more than the edge reads at once
 
 
 def world_at(folder: Path) -> RealWorld:

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-START_SECONDS = 60
-"""For a process to say something, on a busy machine."""
+START_SECONDS = 60  # for a process to say something, on a busy machine
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 

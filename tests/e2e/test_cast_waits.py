@@ -29,8 +29,7 @@ from tests.terminal import terminal
 
 MAIN = "import sys; from p2p.node.commands import main; sys.exit(main())"
 SHOAL = [sys.executable, "-c", MAIN]
-NOBODY = "http://127.0.0.1:1"
-"""A server that does not answer."""
+NOBODY = "http://127.0.0.1:1"  # a server that does not answer
 
 
 def pushed(folder: Path, size: int = 24_000_000) -> Path:

@@ -58,8 +58,7 @@ class Machine:
     bootstrap: str
     stack: ExitStack
     arguments: list[str] = field(default_factory=list)
-    around: list[str] = field(default_factory=list)
-    """A command in which the doctor runs."""
+    around: list[str] = field(default_factory=list)  # a command in which the doctor runs
 
     @property
     def data(self) -> Path:

@@ -21,10 +21,8 @@ from p2p.shardcast.index import digest_of
 from p2p.wire import MIB
 
 SIZE: Final = 24 * MIB
-CHUNKS: Final = 384
-"""Of 64 KiB: about as many as `SIZE` is cut into."""
-STREAMS: Final = 2
-"""That bring chunks to one of three nodes."""
+CHUNKS: Final = 384  # of 64 KiB: about as many as `SIZE` is cut into
+STREAMS: Final = 2  # that bring chunks to one of three nodes
 KILLS: Final = 6
 
 

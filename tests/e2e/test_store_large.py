@@ -13,10 +13,8 @@ from p2p.wire import MIB
 pytestmark = pytest.mark.deep
 
 SIZE = 2048 * MIB
-MEMORY_MIB = 600
-"""Anonymous memory of any process."""
-DISK = 1.05
-"""Bytes on a receiver's disk, of the policy's."""
+MEMORY_MIB = 600  # anonymous memory of any process
+DISK = 1.05  # bytes on a receiver's disk, of the policy's
 
 
 def test_more_than_memory_holds_in_bounded_memory_and_one_copy() -> None:

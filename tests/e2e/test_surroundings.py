@@ -10,8 +10,7 @@ import pytest
 from tests.e2e.forked import COMMANDS, Forks, Surroundings, forks
 from tests.sweeps import swept
 
-NAME = "naïve 名.bin"
-"""What ASCII cannot encode."""
+NAME = "naïve 名.bin"  # what ASCII cannot encode
 LINES: dict[str, list[list[str]]] = {
     "node": [["--role", "名"], ["--config", "名"]],
     "key": [["k/名"], ["/proc/nothing"]],

@@ -28,15 +28,11 @@ class View:
     """A command with a live view."""
 
     command: Callable[[Path], tuple[str, ...]]
-    shows: str
-    """What stands on the screen while it works."""
-    says: tuple[str, ...]
-    """What it says after Ctrl-C: what was done, and how it goes on."""
+    shows: str  # what stands on the screen while it works
+    says: tuple[str, ...]  # what it says after Ctrl-C: what was done, and how it goes on
     codes: tuple[int, ...] = (130,)
-    is_heavy: bool = True
-    """Whether only deep runs play it."""
-    files: tuple[str, ...] = ()
-    """The sources that draw it."""
+    is_heavy: bool = True  # whether only deep runs play it
+    files: tuple[str, ...] = ()  # the sources that draw it
 
 
 def mute_index() -> str:

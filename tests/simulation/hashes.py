@@ -27,8 +27,7 @@ from sim.run.scenario import Scenario, load_scenario
 from tests.simulation.storms import STORMS, load_storm
 from tests.support.scenarios import FEW_NODES as nodes, few_volunteers as volunteers
 
-SECONDS: Final = 35.0
-"""Virtual seconds of each storm: some of its faults."""
+SECONDS: Final = 35.0  # virtual seconds of each storm: some of its faults
 BARE: Final = {
     "ten_thousand": {"chunks": 16, "chunk_bytes": 262_144, "deaths": 0.2, "deaths_until": 2.0},
     "intellect2": {"versions": 1, "deaths": 0.2, "relays": 3, "coarse": 1024},
@@ -41,8 +40,7 @@ SMALL: Final = {
 }
 """Scenarios of other workloads, for as long as they say."""
 KINDS: Final = (*STORMS, "churn", *BARE, *SMALL)
-TASKS: Final = 1000
-"""With 200 the order looked stable even without the first switch."""
+TASKS: Final = 1000  # with 200 the order looked stable even without the first switch
 
 
 def small(kind: str) -> Scenario:

@@ -29,8 +29,7 @@ from sim.run.sweep import describe
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.storms import load_storm
 
-Bug = Callable[[], AbstractContextManager[object]]
-"""Plants a bug for the length of a block."""
+Bug = Callable[[], AbstractContextManager[object]]  # plants a bug for the length of a block
 
 
 SAME_INSTANT: Final = 10_000
@@ -43,8 +42,7 @@ class Find:
 
     seed: int
     plan: tuple[Fault, ...]
-    why: str | None
-    """None if nothing is wrong."""
+    why: str | None  # none if nothing is wrong
 
 
 @contextmanager

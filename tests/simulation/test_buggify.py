@@ -30,8 +30,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 SEAM: Final = ("p2p/machine.py", "p2p/world.py")
 """Where the functions below are written, and call each other with a name they were given."""
 SITES: Final = {"buggify": 0, "lateness": 1, "dawdle": 1}
-CLAIMS: Final = {"sometimes": 0}
-"""Which argument is the name."""
+CLAIMS: Final = {"sometimes": 0}  # which argument is the name
 SEEDS: Final = (1, 3)
 
 

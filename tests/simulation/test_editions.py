@@ -32,8 +32,7 @@ from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
-REFRESH = 2.0
-"""Seconds between questions of one node, where a test waits for all to have asked."""
+REFRESH = 2.0  # seconds between questions of one node, where a test waits for all to have asked
 
 
 class Edited(Play):

@@ -8,8 +8,7 @@ from tests.simulation.hunt import hunt
 from tests.simulation.mutants import MUTANTS
 from tests.sweeps import DEEP
 
-PROMISED = range(1, 201 if DEEP else 21)
-"""Seeds within which each is found."""
+PROMISED = range(1, 201 if DEEP else 21)  # seeds within which each is found
 ONE_OF_EACH_STORM = {mutant.storm: name for name, mutant in MUTANTS.items()}.values()
 
 

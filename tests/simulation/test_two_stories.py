@@ -25,8 +25,7 @@ from sim.workloads.run_file import open_member, write_run
 from tests.support.simulated import on_swarm
 
 LIAR, JUDGE = "n1", "n2"
-SETTLED = 120.0
-"""When the liar begins: by then the nodes know each other."""
+SETTLED = 120.0  # when the liar begins: by then the nodes know each other
 
 
 @dataclass
@@ -37,8 +36,7 @@ class Stage:
     size: int
     nodes: dict[str, Node] = field(default_factory=dict)
     lies_from: float = SETTLED
-    is_mute: bool = False
-    """Whether its heartbeats say nothing of its ledger."""
+    is_mute: bool = False  # whether its heartbeats say nothing of its ledger
     told: dict[int, int] = field(default_factory=dict)
     """How many questions were answered with either story."""
 

@@ -24,8 +24,7 @@ from p2p.reach.mapping import ReachConfig
 ECHO = p2p.ProtocolId("/shoal/interop/echo/1.0.0")
 OPEN = RelayConfig(strangers=True)
 CLONE_NEWNET = 0x40000000
-LITTLE = 16_000
-"""Bytes that a circuit carries at once."""
+LITTLE = 16_000  # bytes that a circuit carries at once
 QUIET = ReachConfig(map_port=False)
 KEY = KeyPair(bytes([9]) * 32)
 

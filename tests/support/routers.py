@@ -28,15 +28,11 @@ class FakeRouter:
 
     speaks: tuple[str, ...] = ("PCP", "NAT-PMP", "UPnP")
     public: str = PUBLIC
-    lease: int = 3600
-    """Seconds that it grants at most."""
+    lease: int = 3600  # seconds that it grants at most
     permanent_only: bool = False
-    refuses: int = 0
-    """A result of PCP and NAT-PMP."""
-    location: str = ""
-    """Where SSDP points, instead of to its description."""
-    mangle: Callable[[bytes], bytes] = bytes
-    """What becomes of each answer on its way."""
+    refuses: int = 0  # a result of PCP and NAT-PMP
+    location: str = ""  # where SSDP points, instead of to its description
+    mangle: Callable[[bytes], bytes] = bytes  # what becomes of each answer on its way
     table: dict[int, tuple[str, int, float]] = field(default_factory=dict)
     """External port: machine, its port, and when the mapping ends."""
     requests: list[str] = field(default_factory=list)

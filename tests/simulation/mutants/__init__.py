@@ -20,18 +20,14 @@ from tests.simulation.mutants import dht, gossip, ledger, membership, outbox, po
 class Mutant:
     """One planted bug."""
 
-    storm: str
-    """Which storm is to find it."""
+    storm: str  # which storm is to find it
 
-    seed: int
-    """The first of its seeds that did."""
+    seed: int  # the first of its seeds that did
 
-    target: Any
-    """A class or a module."""
+    target: Any  # a class or a module
 
     method: str
-    instead: Callable[..., Any]
-    """What the method does with the bug."""
+    instead: Callable[..., Any]  # what the method does with the bug
 
     def plant(self) -> AbstractContextManager[object]:
         """The bug is there for the length of the block."""

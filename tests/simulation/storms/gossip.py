@@ -22,10 +22,8 @@ from tests.simulation.storms import Broken
 
 TOPIC: Final = "storm"
 FRIENDS: Final = 5
-MEET: Final = 5.0
-"""Seconds between looks whether enough friends are connected."""
-SAY: Final = 6.0
-"""Seconds between two messages of one node."""
+MEET: Final = 5.0  # seconds between looks whether enough friends are connected
+SAY: Final = 6.0  # seconds between two messages of one node
 
 
 class GossipStorm:

@@ -20,8 +20,7 @@ from sim.run.scenario import Scenario
 from tests.simulation.storms import Broken
 
 BOOTSTRAP: Final = 3
-SPEAK: Final = 7.0
-"""Seconds between two policies that a node says it has."""
+SPEAK: Final = 7.0  # seconds between two policies that a node says it has
 
 
 class MembershipStorm:

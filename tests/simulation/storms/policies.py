@@ -28,10 +28,8 @@ ANNOUNCE: Final = ProtocolId("/storm/announce/1.0.0")
 RUN: Final = b"storm"
 ORIGIN: Final = "origin"
 FRIENDS: Final = 4
-MEET: Final = 5.0
-"""Seconds between attempts to reach those friends that are away."""
-RESTART: Final = 1.0
-"""Seconds until a process that could not write is started again."""
+MEET: Final = 5.0  # seconds between attempts to reach those friends that are away
+RESTART: Final = 1.0  # seconds until a process that could not write is started again
 POLICY_BYTES: Final = 150_000
 CHUNK_BYTES: Final = 8192
 

@@ -35,10 +35,8 @@ TROUBLE: Final = (
     RemoteProtocolError,
     trio.BrokenResourceError,
 )
-LAST: Final = 3
-"""Notes when all is quiet; one may be lost with the stream that its reader ends."""
-PATIENCE: Final = 15.0
-"""Seconds that a request may take."""
+LAST: Final = 3  # notes when all is quiet; one may be lost with the stream that its reader ends
+PATIENCE: Final = 15.0  # seconds that a request may take
 
 
 class TransportStorm:
