@@ -14,8 +14,6 @@ from p2p.swarm.core.gater import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 from tests.unit.core_swarm import Node, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, heartbeat_of
 
-FIRST_ENEMY = 10_000
-
 
 class HostileSwarm(MembershipSwarm):
     """Hosts keep scores as the real ones do: 100 points cut a peer off for five minutes."""
@@ -53,7 +51,7 @@ class HostileSwarm(MembershipSwarm):
     def enlist(self, count: int) -> list[PeerId]:
         """Enemies that only exist as names: what they do, the test says."""
         for _ in range(count):
-            peer = peer_named(FIRST_ENEMY + len(self.enemies))
+            peer = peer_named(10_000 + len(self.enemies))
             self.enemies[peer] = None
             self.nodes[peer] = Node(peer, None)
         return list(self.enemies)[-count:]

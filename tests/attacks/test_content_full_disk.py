@@ -11,8 +11,6 @@ from sim.node.swarm import SimNode, Swarm
 from sim.workloads import spine
 from tests.support.swarm import Health, Play, perform
 
-FULL_SECONDS = 600.0  # ten minutes
-
 
 class FullDisks(Play):
     """The disks of ``who`` are full for ten minutes once the first policy is out."""
@@ -27,7 +25,7 @@ class FullDisks(Play):
         for name in self.who:
             swarm.nodes[name].disk.limit(0)
         self.step_when_full = self.health()["trainer-1"]["roles"]["trainer"]["step"]
-        await swarm.sleep(FULL_SECONDS)
+        await swarm.sleep(600.0)  # ten minutes
         self.during = self.health()
         for name in self.who:
             swarm.nodes[name].disk.limit(MAX_FILE)

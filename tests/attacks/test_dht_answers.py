@@ -10,8 +10,6 @@ from p2p.events import Received
 from p2p.wire import KI
 from tests.attacks.dht import contact, greet, key_pair, place, sent, signed, tell
 
-NAME = b"a name that many publish"
-
 
 def holder() -> tuple[Node, bytes]:
     """A node that holds 64 records of 1 KiB under one key."""
@@ -19,7 +17,7 @@ def holder() -> tuple[Node, bytes]:
     key = b""
     for number in range(MAX_PUBLISHERS):
         publisher = key_pair(number, 5)
-        record = signed(publisher, NAME, value=bytes(850))
+        record = signed(publisher, b"a name that many publish", value=bytes(850))
         key = place(record)
         answers = sent(tell(node, contact(publisher), msg.Store(key, record.encode()), 0.0))
         assert answers[0][1].body == msg.Stored(True)

@@ -50,7 +50,6 @@ HELD = ProtocolId("/test/held")
 NEWS = ProtocolId("/test/news")
 BUG = ProtocolId("/test/bug")
 NOWHERE = Multiaddr.parse("/memory/99999")
-TROUBLE = (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 def connections_of(host: SwarmHost) -> list[Connection]:
@@ -315,7 +314,7 @@ class Chaos:
         with trio.move_on_after(patience):
             try:
                 await work(*args)
-            except* TROUBLE:
+            except* (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
 
     async def strike(self, host: SwarmHost) -> None:

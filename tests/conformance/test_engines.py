@@ -45,7 +45,6 @@ DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")
 POLICIES = 5
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
 """40 tokens: more than the rows of one chunk of a proof."""
-NEWLINE = 7  # a second token that ends an answer
 SHAPE = ModelShape(
     vocabulary=80, width=64, layers=2, query_heads=4, key_heads=2, head_width=32,
     feed_forward=96, rope_base=100_000.0,
@@ -60,7 +59,7 @@ GUMBEL = (Family.QWEN2, Family.LLAMA)  # drawn by the rule of that name; Qwen3 b
 CONFIG = EngineConfig(
     shape=SHAPE,
     context=64,
-    end_tokens=(END, NEWLINE),
+    end_tokens=(END, 7),  # a second token that ends an answer
     profile=DeviceProfile(policy_bytes=4096),
     vllm=VllmOptions(cache=64 * 1024 * 1024),
 )

@@ -12,13 +12,9 @@ from p2p.wire import MIB
 
 pytestmark = pytest.mark.deep
 
-SIZE = 2048 * MIB
-MEMORY_MIB = 600  # anonymous memory of any process
-DISK = 1.05  # bytes on a receiver's disk, of the policy's
-
 
 def test_more_than_memory_holds_in_bounded_memory_and_one_copy() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest would keep the last three
-        found = spread(Path(folder), SIZE, 1)
-    assert found["memory MiB"] <= MEMORY_MIB
-    assert found["disk, of the policy"] <= DISK
+        found = spread(Path(folder), 2048 * MIB, 1)
+    assert found["memory MiB"] <= 600  # anonymous memory of any process
+    assert found["disk, of the policy"] <= 1.05  # bytes on a receiver's disk, of the policy's

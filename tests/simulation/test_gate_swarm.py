@@ -184,8 +184,6 @@ def test_verdicts_that_nobody_can_repeat_any_more_raise_nobody() -> None:
 # Strangers that send windows as fast as they can, and crowds of newcomers
 
 
-STRANGERS = 100
-STREAMS = 4
 SECONDS = 25
 
 
@@ -209,7 +207,7 @@ class Flooded(Play):
             trainer = swarm.nodes["trainer-1"]
             async with machine.open_host() as host, trio.open_nursery() as nursery:
                 host.add_addrs(trainer.peer_id, (trainer.addr,))
-                for number in range(STREAMS):
+                for number in range(4):
                     nursery.start_soon(self._send, machine, host, trainer.peer_id, number)
 
         return live
@@ -243,7 +241,7 @@ class Flooded(Play):
 @pytest.mark.parametrize("is_slow", swept([False, True], 1))
 def test_strangers_take_at_most_a_fifth_of_honest_acceptances(is_slow: bool) -> None:
     quiet = trainer_of(perform(Flooded(0), steps=400, seconds=SECONDS))
-    play = Flooded(STRANGERS, is_slow=is_slow)
+    play = Flooded(100, is_slow=is_slow)
     health = perform(play, steps=400, seconds=SECONDS)
     flooded = trainer_of(health)
     assert is_slow or play.answers > 100

@@ -295,9 +295,6 @@ def test_a_run_file_of_another_format_names_the_remedy() -> None:
 # Workers that draw several places at a time
 
 
-WORKERS = ("inference-1", "inference-2")
-
-
 class Watched:
     """The fake engine, with room for all that may be under way; groups end in any order."""
 
@@ -363,7 +360,7 @@ class DeadlyWorkers(Lingering):
         watcher, rng = swarm.nodes["relay-1"].world, Random(11)
         for number in range(16):
             await watcher.sleep(rng.uniform(0.1, 2.5))
-            name = WORKERS[number % 2]
+            name = ("inference-1", "inference-2")[number % 2]
             swarm.kill(name, torn=True)
             await watcher.sleep(rng.uniform(0.0, 0.5))
             swarm.restart(name)

@@ -27,7 +27,6 @@ from tests.simulation.storms import Broken
 ANNOUNCE: Final = ProtocolId("/storm/announce/1.0.0")
 RUN: Final = b"storm"
 ORIGIN: Final = "origin"
-FRIENDS: Final = 4
 MEET: Final = 5.0  # seconds between attempts to reach those friends that are away
 RESTART: Final = 1.0  # seconds until a process that could not write is started again
 POLICY_BYTES: Final = 150_000
@@ -36,7 +35,6 @@ CHUNK_BYTES: Final = 8192
 
 FRESH_EVERY: Final = 4
 """One version in so many has nothing in common with those before, and no patch is offered."""
-CHANGED: Final = 0.01
 
 
 @cache
@@ -44,7 +42,7 @@ def weights_of(version: int) -> bytes:
     if version % FRESH_EVERY == 0:
         return make_weights(Random(version), POLICY_BYTES)
     weights, rng = bytearray(weights_of(version - 1)), Random(version)
-    for _ in range(int(CHANGED * POLICY_BYTES)):
+    for _ in range(int(0.01 * POLICY_BYTES)):
         weights[rng.randrange(POLICY_BYTES // 2, POLICY_BYTES)] ^= rng.randrange(1, 256)
     return bytes(weights)
 
@@ -188,7 +186,7 @@ def _hear(service: Shardcast, peer: PeerId, data: bytes) -> None:
 async def _meet_others(node: SimNode, host: SimHost) -> None:
     """Stay connected to some others, as membership would have it."""
     others = [other for other in node.siblings if other is not node]
-    friends = node.world.rng("friends").sample(others, min(FRIENDS, len(others)))
+    friends = node.world.rng("friends").sample(others, min(4, len(others)))
     while True:
         for friend in friends:
             try:
