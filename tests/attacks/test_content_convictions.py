@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -40,18 +41,11 @@ async def convict(town: Town, victim: Member) -> None:
     assert set(victim.shardcast.halted) == {town.keys[0].peer_id}
 
 
-def convictions_of(folder: Path) -> Path:
-    [found] = folder.glob("policies/*/convictions")
-    return found
-
-
-def has_written(folder: Path) -> bool:
-    return bool(list(folder.glob("policies/*/convictions")))
-
-
-async def wait_written(folder: Path) -> None:
-    while not has_written(folder):
+async def wait_written(folder: Path) -> Path:
+    """Return the file of convictions when it is there."""
+    while not (found := glob(f"{folder}/policies/*/convictions")):
         await trio.testing.wait_all_tasks_blocked(0.01)
+    return Path(found[0])
 
 
 async def test_a_restarted_node_still_halts_and_keeps_what_was_whole(tmp_path: Path) -> None:
@@ -83,8 +77,7 @@ async def test_damaged_convictions_are_discarded_with_a_line(
     with trio.fail_after(20):
         async with town.member(1) as node:
             await convict(town, node)
-            await wait_written(tmp_path / "1")
-        path = convictions_of(tmp_path / "1")
+            path = await wait_written(tmp_path / "1")
         data = path.read_bytes()
         [[first, _]] = unpack_untrusted(data)
         bad = {

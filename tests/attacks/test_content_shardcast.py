@@ -73,11 +73,9 @@ class Course:
 
 
 def answers(effects: list[ev.Effect], kind: type) -> int:
-    return sum(isinstance(e, ev.Send | ev.Push) and isinstance(_said(e), kind) for e in effects)
-
-
-def _said(effect: ev.Send | ev.Push) -> object:
-    return effect.message if isinstance(effect, ev.Send) else effect.item
+    said = [e.message for e in effects if isinstance(e, ev.Send)]
+    pushed = [e.item for e in effects if isinstance(e, ev.Push)]
+    return sum(isinstance(one, kind) for one in (*said, *pushed))
 
 
 def test_a_root_that_keeps_a_chunk_for_itself_is_found_out_by_counting() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -18,18 +17,19 @@ import pytest
 import trio
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.machine import RealWorld, load_or_create_key, open_world
+from p2p.machine import load_or_create_key, open_world
 from roles.contract import Run
 from roles.contract.core.file import EnvironmentPin, sign_run
-from roles.contract.core.pin import FilePin
 from roles.engines.config import MachineLimits
 from roles.envs.base import Ration, Task, TurnLimits, environment_digest
 from roles.envs.client import MOST_DEATHS, WorkerEnvironment, open_environment_of, setup_of
 from roles.envs.contained import MAX_READ, EnvironmentDied, EnvironmentFailed, Payment
+from roles.envs.data import pin_data
 from roles.envs.frames import payment_untrusted, tasks_untrusted, texts_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.ration import interrupted
 from roles.envs.text import TextModel
+from roles.models.bundle import pin_folder
 from roles.models.tokenizer import Tokenizer
 from roles.workers.calls import decode_reply_untrusted
 from tests.model_folders import END, LLAMA, SPECIAL, TEMPLATE, make_folder
@@ -282,13 +282,8 @@ class Game(SortEnvironment):
 """
 
 
-@pytest.fixture
-def moody(game: Path) -> None:
-    game.write_text(MOODY)
-
-
-@pytest.mark.usefixtures("moody")
-async def test_a_reward_that_does_not_repeat_is_found_in_the_process() -> None:
+async def test_a_reward_that_does_not_repeat_is_found_in_the_process(game: Path) -> None:
+    await trio.Path(game).write_text(MOODY)
     async with opened() as environment:
         assert "pays 0.0, and then 1.0" in await environment.why_not_repeatable()
         answers = [(TASK, [(40,), (41,), (42,)])]
@@ -517,31 +512,15 @@ def make_node(folder: Path) -> tuple[int, ...]:
 
 
 def run_of(folder: Path, environment: EnvironmentPin) -> Run:
-    pins = tuple(pin_file(path) for path in sorted((folder / "base").iterdir()))
-    model = replace(TERMS.model, base=pins, context=4096, end_tokens=(END,), shape=LLAMA)
+    base = pin_folder(folder / "base")
+    model = replace(TERMS.model, base=base, context=4096, end_tokens=(END,), shape=LLAMA)
     sampling = replace(TERMS.sampling, max_new_tokens=8)
     terms = replace(TERMS, environments=(environment,), model=model, sampling=sampling)
     return sign_run(terms, OWNER)
 
 
-def pin_file(path: Path) -> FilePin:
-    data = path.read_bytes()
-    return FilePin(name=path.name, size=len(data), digest=hashlib.sha256(data).digest())
-
-
 def pin(name: str, **options: object) -> EnvironmentPin:
     return EnvironmentPin(name=name, digest=environment_digest(name), **options)  # type: ignore[arg-type]
-
-
-async def pay_all(
-    world: RealWorld, run: Run, tokens: tuple[int, ...], data: Path
-) -> list[float]:
-    """What the expressions earn in the process of a role that joined the run."""
-    async with open_environment_of(
-        world, run, MachineLimits(environment_data=str(data)), "base"
-    ) as environment:
-        (task,) = await environment.tasks([bytes(32)])
-        return await environment.rewards([(task, [(token, END) for token in tokens])])
 
 
 def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,10 +561,16 @@ async def test_no_environment_that_comes_with_shoal_runs_it(
     options: dict[str, object] = {}
     if name.startswith("math"):
         (tmp_path / "questions.jsonl").write_bytes(QUESTIONS)
-        options["data"] = pin_file(tmp_path / "questions.jsonl")
+        options["data"] = pin_data(str(tmp_path / "questions.jsonl"))
     if name == "reasoning-gym":
         options["kinds"] = {"prime_factorization": 1.0, "number_sorting": 1.0, "jugs": 1.0}
     run = run_of(folder, pin(name, **options))
-    async with open_world(folder) as world:
-        assert await pay_all(world, run, tokens, tmp_path) == [0.0] * len(FORMS)
+    machine = MachineLimits(environment_data=str(tmp_path))
+    async with (
+        open_world(folder) as world,
+        open_environment_of(world, run, machine, "base") as environment,
+    ):
+        (task,) = await environment.tasks([bytes(32)])
+        answers = [(token, END) for token in tokens]
+        assert await environment.rewards([(task, answers)]) == [0.0] * len(FORMS)
     assert not (folder / "stolen").exists()

@@ -154,12 +154,9 @@ def test_messages_without_data_are_not_kept_without_a_limit() -> None:
     kept = MessageCache()
     for author in range(10):
         for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
-            kept.put(_empty(author, number))
+            identity = b"%036d" % author, number.to_bytes(8, "big")
+            kept.put(caches.PubsubMessage(*identity, TOPIC, None))
     assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
-
-
-def _empty(author: int, number: int) -> caches.PubsubMessage:
-    return caches.PubsubMessage(b"%036d" % author, number.to_bytes(8, "big"), TOPIC, None)
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(

@@ -28,19 +28,13 @@ from roles.models.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 from tests.support.runs import OWNER, TERMS
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
 
 
-def of_tokenizer(table: dict[str, object]) -> Change:
-    def change(folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | table))
-
-    return change
-
-
-def of_special_tokens(folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
+def with_normalizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    table = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fwAA"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | table))
 
 
 def with_tensor(name: str, dtype: str, number: bytes) -> Change:
@@ -53,25 +47,18 @@ def with_tensor(name: str, dtype: str, number: bytes) -> Change:
     return change
 
 
-def with_pipe(name: str) -> Change:
-    return lambda folder: os.mkfifo(folder / name)
-
-
-def with_device(name: str) -> Change:
-    return lambda folder: (folder / name).symlink_to("/dev/zero")
-
-
 FOLDERS: dict[str, tuple[Change, str]] = {
     # memory is asked for that there is not: Rust ends the process
-    "abort": (
-        of_tokenizer(
-            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fwAA"}}
-        ),
-        "ends the process that reads it",
+    "abort": (with_normalizer, "ends the process that reads it"),
+    "surrogate": (
+        lambda one: (one / "tokenizer_config.json").write_text(r'{"eos_token": "\ud800"}'),
+        "cannot look up eos_token",
     ),
-    "surrogate": (of_special_tokens, "cannot look up eos_token"),
-    "pipe": (with_pipe("special_tokens_map.json"), "is no regular file"),
-    "endless": (with_device("generation_config.json"), "is no regular file"),
+    "pipe": (lambda one: os.mkfifo(one / "special_tokens_map.json"), "is no regular file"),
+    "endless": (
+        lambda one: (one / "generation_config.json").symlink_to("/dev/zero"),
+        "is no regular file",
+    ),
     "control": (with_tensor("\x1b[2J", "BF16", b"\0\0"), "is no tensor of the model"),
     "head": (with_tensor("a.lm_head.weight", "BF16", b"\0\0"), "is no tensor of the model"),
     "double": (with_tensor("model.norm.weight", "F64", bytes(8)), "is F64 of shape"),
@@ -121,10 +108,7 @@ def test_a_tokenizer_is_tried_where_it_reaches_nothing(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(spies.parent), *sys.path]))
     for paths, said in (
         ([folder / "tokenizer.json"], "of a cache"),
-        (
-            [folder / "tokenizer.json", secret],
-            "secret cannot be read in a sandbox: No such file",
-        ),
+        ([folder / "tokenizer.json", secret], "secret cannot be read in a sandbox: No such"),
     ):
         source = SPY.format(paths=[str(path) for path in paths])
         (spies / "__main__.py").write_text(

@@ -160,6 +160,10 @@ async def test_what_an_application_received_counts_until_it_asks_for_more() -> N
 
 
 async def test_answers_that_are_not_taken_end_their_streams() -> None:
+    async def send_much(stream: trio.abc.SendStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_all(bytes(1_000_000))
+
     async with open_victims(7) as (victim,), trio.open_nursery() as nursery:
         await victim.hostile.send(hello(1) + hello(3))
         nursery.start_soon(victim.hostile.swallow)
@@ -168,7 +172,7 @@ async def test_answers_that_are_not_taken_end_their_streams() -> None:
         budget = Budget(ResourceLimits())
         for stream in (stuck, slow):
             budget.serve(ServedStream(stream.peer, stream.reset, stream.has_stalled))
-            nursery.start_soon(_send_much, stream)
+            nursery.start_soon(send_much, stream)
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(2 * STALLS + 2):
             await victim.hostile.send(frame(WINDOW_UPDATE, 0, 3, 1000))  # it takes a little
@@ -177,11 +181,6 @@ async def test_answers_that_are_not_taken_end_their_streams() -> None:
         assert not stuck.is_open
         assert slow.is_open
         nursery.cancel_scope.cancel()
-
-
-async def _send_much(stream: trio.abc.SendStream) -> None:
-    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await stream.send_all(bytes(1_000_000))
 
 
 def test_a_stream_reset_within_a_turn_leaves_nothing() -> None:

@@ -145,12 +145,9 @@ def test_real_nodes_answer_the_same_question(
     assert (os.listdir(tmp_path), sorted(os.listdir("/sys/class/net"))) == ([], interfaces)
 
 
-def furnish(folder: Path) -> None:
-    (folder / "furniture").write_text("a chair")
-
-
 async def one_machine(emulation: Emulation) -> LabMachine:
-    return await emulation.add("home", LinkSpec(up=10, down=10), furnish)
+    link = LinkSpec(up=10, down=10)
+    return await emulation.add("home", link, lambda folder: (folder / "furniture").touch())
 
 
 def said_by(program: str) -> list[str]:

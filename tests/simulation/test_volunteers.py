@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from sim.run.result import Result
 from sim.run.runner import run_scenario
 from sim.studies.volunteers.timesheet import DECODING, IDLE, WAITING, Timesheet
 from tests.support.scenarios import few_volunteers
 
 
-@cache
-def outcome() -> Result:
-    return run_scenario(few_volunteers(), 1)
-
-
 @pytest.mark.deep
 def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
-    metrics = outcome().metrics
+    metrics = run_scenario(few_volunteers(), 1).metrics
     groups: dict[str, list[float]] = {}
     activities = {
         "training", "saving", "encoding", "generating", "scoring", "loading", WAITING, IDLE,
