@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -29,3 +30,14 @@ def calls_at_most(limit: int) -> Iterator[list[int]]:
         yield count
     finally:
         sys.setprofile(before)
+
+
+@contextmanager
+def memory_at_most(limit: int) -> Iterator[None]:
+    """Fail the test if the block had ``limit`` bytes or more of new memory at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tracemalloc
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,6 +36,7 @@ from roles.envs.text import TextModel
 from roles.envs.wasm import prepare
 from roles.models.tokenizer import Tokenizer
 from roles.own.envs import main
+from tests.counting import memory_at_most
 from tests.model_folders import END, make_folder
 from tests.support.runs import OWNER, TERMS
 
@@ -153,13 +153,9 @@ def test_a_bomb_of_another_method_is_not_unpacked(method: int) -> None:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", method) as archive:
         archive.writestr("environment.py", bytes(4 * MAX_UNPACKED))
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadMessage, match="neither stored nor deflated"):
-            read_capsule_untrusted(data.getvalue())
-        assert tracemalloc.get_traced_memory()[1] < MAX_UNPACKED
-    finally:
-        tracemalloc.stop()
+    refused = pytest.raises(BadMessage, match="neither stored nor deflated")
+    with memory_at_most(MAX_UNPACKED), refused:
+        read_capsule_untrusted(data.getvalue())
 
 
 def test_a_bomb_of_nested_entries_is_bounded() -> None:
@@ -171,13 +167,16 @@ def test_a_bomb_of_nested_entries_is_bounded() -> None:
         read_capsule_untrusted(bytes(data))
 
 
+def pin_of_fish() -> EnvironmentPin:
+    data = FilePin(name="fish.capsule", size=9, digest=bytes(32))
+    digest = environment_digest("capsule.fish")
+    return EnvironmentPin(name="capsule.fish", digest=digest, data=data)
+
+
 def test_a_run_names_it_by_its_digest_and_two_interpreters_never_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pin = EnvironmentPin(
-        name="capsule.fish", digest=environment_digest("capsule.fish"),
-        data=FilePin(name="fish.capsule", size=9, digest=bytes(32)),
-    )  # fmt: skip
+    pin = pin_of_fish()
     for name, size in (("other.capsule", 9), ("fish.zip", 9), ("fish.capsule", 1 << 30)):
         with pytest.raises(ValueError, match=r"is fish\.capsule, of at most 4,194,304 bytes"):
             replace(pin, data=FilePin(name=name, size=size, digest=bytes(32)))
@@ -194,10 +193,7 @@ def test_a_run_names_it_by_its_digest_and_two_interpreters_never_meet(
 async def test_a_capsule_runs_only_where_the_owner_of_the_machine_agreed(
     tmp_path: Path,
 ) -> None:
-    pin = EnvironmentPin(
-        name="capsule.fish", digest=environment_digest("capsule.fish"),
-        data=FilePin(name="fish.capsule", size=9, digest=bytes(32)),
-    )  # fmt: skip
+    pin = pin_of_fish()
     names = ("config.json", "tokenizer.json", "model.safetensors")
     files = tuple(FilePin(name=name, size=1, digest=bytes(32)) for name in names)
     model = replace(TERMS.model, base=files, seed=0)

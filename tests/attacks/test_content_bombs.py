@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +15,7 @@ from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.contract.core.file import DOMAIN, FORMAT, decode_run_untrusted
+from roles.contract.core.file import decode_run_untrusted
 from roles.protocol.core.answer import decode_reply_untrusted, decode_request_untrusted
 from roles.protocol.core.conviction import open_conviction_untrusted
 from roles.protocol.core.groups import decode_groups_untrusted
@@ -32,24 +31,15 @@ from roles.protocol.core.window import (
     decode_window_untrusted,
 )
 from roles.trainer.taken import decode_taken_untrusted
+from tests.counting import memory_at_most
 from tests.support.foreign import BOMBS, listed
+from tests.support.runs import sign_body
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB  # bytes beside the message: 1,024 heads of lists of `MAX_PEERS` in the run file
 
 
-def signed_run(data: bytes) -> bytes:
-    return pack(
-        [
-            FORMAT,
-            KEY.peer_id.digest,
-            data,
-            KEY.sign(DOMAIN, pack([FORMAT, KEY.peer_id.digest, data])),
-        ]
-    )
-
-
-def signed_manifest(data: bytes) -> bytes:
+def signed(data: bytes) -> bytes:
     return pack([data, KEY.sign(PROTOCOL_ID, data)])
 
 
@@ -57,13 +47,9 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "msgpack": unpack_untrusted,
     "shardcast": decode_message_untrusted,
     "manifest": lambda data: decode_manifest_untrusted(data, b"run", verify),
-    "signed manifest": lambda data: decode_manifest_untrusted(
-        signed_manifest(data), b"run", verify
-    ),
+    "signed manifest": lambda data: decode_manifest_untrusted(signed(data), b"run", verify),
     "roster": lambda data: decode_roster_untrusted(data, b"run", verify),
-    "signed roster": lambda data: decode_roster_untrusted(
-        signed_manifest(data), b"run", verify
-    ),
+    "signed roster": lambda data: decode_roster_untrusted(signed(data), b"run", verify),
     "commitment": decode_commitment_untrusted,
     "groups": decode_groups_untrusted,
     "submission": lambda data: decode_submission_untrusted(data, verify),
@@ -76,21 +62,16 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "ledger entry": decode_entry_untrusted,
     "ledger fork": decode_fork_untrusted,
     "run file": decode_run_untrusted,
-    "signed run file": lambda data: decode_run_untrusted(signed_run(data)[: 256 * KI]),
-    "signed short run file": lambda data: decode_run_untrusted(signed_run(data[: 200 * KI])),
+    "signed run file": lambda data: decode_run_untrusted(sign_body(data, KEY)[: 256 * KI]),
+    "signed short run file": lambda data: decode_run_untrusted(sign_body(data[:200_000], KEY)),
 }
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=list(BOMBS))
 @pytest.mark.parametrize("parse", PARSERS.values(), ids=list(PARSERS))
 def test_no_parser_makes_room_for_a_bomb(parse: Callable[[bytes], object], bomb: bytes) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadMessage):
-            parse(bomb)
-        assert tracemalloc.get_traced_memory()[1] < PEAK
-    finally:
-        tracemalloc.stop()
+    with memory_at_most(PEAK), pytest.raises(BadMessage):
+        parse(bomb)
 
 
 def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> None:
@@ -104,17 +85,13 @@ def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> 
         asked.append(arguments[1])
         return False
 
-    tracemalloc.start()
-    try:
+    with memory_at_most(PEAK):
         with pytest.raises(BadMessage, match="signature"):
             decode_submission_untrusted(data, judge)
         assert asked == [WINDOW_DOMAIN]
         opened = decode_submission_untrusted(data, verify)
         with pytest.raises(BadMessage):
             decode_groups_untrusted(opened.content)
-        assert tracemalloc.get_traced_memory()[1] < PEAK
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -128,10 +105,5 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     head = b"\x28\xb5\x2f\xfd\xc0" + bytes((exponent << 3,)) + (100).to_bytes(8, "little")
     wire = head + (100 << 3 | 1).to_bytes(3, "little") + bytes(100)
     length = len(wire).to_bytes(4, "big")
-    tracemalloc.start()
-    try:
-        with pytest.raises(BadMessage):
-            decode_chunk_untrusted(Span(digest_of(wire), 100), length + wire)
-        assert tracemalloc.get_traced_memory()[1] < MIB
-    finally:
-        tracemalloc.stop()
+    with memory_at_most(MIB), pytest.raises(BadMessage):
+        decode_chunk_untrusted(Span(digest_of(wire), 100), length + wire)

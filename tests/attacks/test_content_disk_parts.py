@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,29 +12,21 @@ import trio
 import trio.testing
 
 from p2p.errors import StorageError
-from p2p.identity import KeyPair, verify
 from p2p.ledger.ledger import Ledger
 from p2p.machine import RealWorld
 from p2p.node.rundoc import PATH, RunBook
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.core import ShardcastCore
-from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry
-from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import FIRST_RETRY, LONGEST_RETRY, DiskTrial, PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
-from tests.shardcast_policies import index_of
+from tests.attacks.test_content_shardcast import INDEX, LOCAL, PEERS, TRAINER, Course, manifest
 from tests.support.runs import OWNER, RUN, TERMS
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
 
-TRAINER = KeyPair(digest_of(b"trainer"))
-PARENT, OTHER = (KeyPair(digest_of(name)).peer_id for name in (b"parent", b"other"))
-DATA = [b"chunk %d" % number for number in range(4)]
-INDEX = index_of(DATA)
+PARENT, OTHER = PEERS[:2]
 
 
 class Moody:
@@ -146,38 +137,24 @@ async def _take(*_: object) -> None:
     await trio.lowlevel.checkpoint()
 
 
-def manifest(version: int) -> Manifest:
-    return Manifest(
-        TRAINER.peer_id,
-        b"run",
-        PolicyVersion(version),
-        NO_POLICY,
-        b"",
-        INDEX.digest,
-        INDEX.size,
-        (Encoding.anchor(INDEX, INDEX.size),),
-    ).sign(TRAINER)
+def news(version: int) -> PolicyNews:
+    return PolicyNews(manifest(version=version).encode(), INDEX.data)
 
 
 def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up() -> None:
-    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
-    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
+    core = Course().core
     core.handle(ev.PeerUp(PARENT), 0.0)
-    core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
-    held = ChunkHeader(manifest(1).digest, 0)
+    core.handle(ev.Heard(PARENT, news(1)), 0.1)
+    held = ChunkHeader(manifest(version=1).digest, 0)
     assert core.offer(PARENT, held) is not None
-    core.handle(ev.ChunkCame(PARENT, held, len(DATA[0])), 0.2)
+    core.handle(ev.ChunkCame(PARENT, held, 7), 0.2)
     effects = core.handle(ev.Unwritable(), 0.3)
-    assert ev.Abandon(manifest(1).digest) in effects
+    assert ev.Abandon(manifest(version=1).digest) in effects
     assert core.downloads == ()
-    assert core.offer(PARENT, ChunkHeader(manifest(1).digest, 1)) is None
-    effects = core.handle(
-        ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.4
-    )
+    assert core.offer(PARENT, ChunkHeader(manifest(version=1).digest, 1)) is None
+    effects = core.handle(ev.Heard(OTHER, news(2), gossip=True), 0.4)
     assert effects == [ev.PassOn()]
-    again = core.handle(
-        ev.Heard(OTHER, PolicyNews(manifest(2).encode(), INDEX.data), gossip=True), 0.5
-    )
+    again = core.handle(ev.Heard(OTHER, news(2), gossip=True), 0.5)
     assert again == []
     effects = core.handle(ev.Writable(), 600.0)
     asked = {
@@ -185,18 +162,17 @@ def test_a_core_whose_disk_is_full_passes_news_on_fetches_nothing_and_catches_up
         for e in effects
         if isinstance(e, ev.Send) and isinstance(e.message, Ask)
     }
-    assert asked == {manifest(1).digest, manifest(2).digest}
+    assert asked == {manifest(version=1).digest, manifest(version=2).digest}
     assert len(core.downloads) == 2
 
 
 def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
-    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
-    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
+    core = Course().core
     roster = Roster.sign(
-        TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, AUTHOR.peer_id)]
+        TRAINER, b"run", 1, [RosterEntry(p, 1e6) for p in (PARENT, OTHER, LOCAL.peer_id)]
     )
     core.handle(ev.Heard(PARENT, RosterNews(roster.encode())), 0.0)
-    core.handle(ev.Heard(PARENT, PolicyNews(manifest(1).encode(), INDEX.data)), 0.1)
+    core.handle(ev.Heard(PARENT, news(1)), 0.1)
     effects = core.handle(ev.Unwritable(), 0.3)
     declined = [e for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Taken)]
     assert {e.peer for e in declined} == {PARENT, OTHER}
@@ -205,17 +181,15 @@ def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
 
 def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
     """It was over for ever, also for who had pulled nothing else."""
-    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
-    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
-    news = PolicyNews(manifest(1).encode(), INDEX.data)
+    core = Course().core
     core.handle(ev.PeerUp(PARENT), 0.0)
-    core.handle(ev.Heard(PARENT, news), 0.1)
-    core.handle(ev.Unusable(manifest(1).digest, until_room=True), 0.2)
+    core.handle(ev.Heard(PARENT, news(1)), 0.1)
+    core.handle(ev.Unusable(manifest(version=1).digest, until_room=True), 0.2)
     assert core.downloads == ()
-    core.handle(ev.Heard(PARENT, news), 0.3)
+    core.handle(ev.Heard(PARENT, news(1)), 0.3)
     assert core.downloads == (), "nobody brings it meanwhile"
     effects = core.handle(ev.Writable(), 60.0)
-    assert [d.manifest for d in core.downloads] == [manifest(1)]
+    assert [d.manifest for d in core.downloads] == [manifest(version=1)]
     asked = [e.message for e in effects if isinstance(e, ev.Send)]
     assert any(isinstance(message, Ask) for message in asked)
 
@@ -226,10 +200,10 @@ async def test_what_is_being_fetched_counts_against_the_bytes_to_keep(tmp_path: 
         world, ShardcastConfig(keep_bytes=2 * (len(INDEX.data) + INDEX.size)), b"run"
     )
     for version in (1, 2):
-        store.begin(manifest(version), INDEX)
-        entry = store.entry(manifest(version).digest)
+        store.begin(manifest(version=version), INDEX)
+        entry = store.entry(manifest(version=version).digest)
         assert entry is not None
         entry.stored = True
     assert await store.prune() == []
-    store.begin(manifest(3), INDEX)
-    assert await store.prune() == [manifest(1).digest]
+    store.begin(manifest(version=3), INDEX)
+    assert await store.prune() == [manifest(version=1).digest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -25,12 +26,8 @@ def victim_and_twenty() -> tuple[Swarm, Node, list[Node]]:
     honest = [add_at(swarm, FAR, 5) for _ in range(20)]
     for number, node in enumerate(honest):
         for _ in range(2):  # the second finds it in the table
-            swarm.at(
-                number * 0.1,
-                lambda node=node: swarm._send(
-                    node, victim.peer, encode(1, node.core.own, Ping())
-                ),
-            )  # type: ignore[misc]
+            ping = encode(1, node.core.own, Ping())
+            swarm.at(number * 0.1, partial(swarm._send, node, victim.peer, ping))
     swarm.run(60)
     for node in honest:
         greet(victim, node.core.own, swarm.now)
@@ -51,9 +48,7 @@ def flood(
     for step in range(int(seconds * 50)):
         for attacker in attackers:
             data = encode(step, attacker.core.own, body)  # type: ignore[arg-type]
-            swarm.at(
-                swarm.now + step / 50, lambda a=attacker, d=data: swarm._send(a, victim.peer, d)
-            )  # type: ignore[misc]
+            swarm.at(swarm.now + step / 50, partial(swarm._send, attacker, victim.peer, data))
     swarm.run(swarm.now + seconds + 10)
 
 
@@ -139,10 +134,7 @@ def test_long_contacts_have_no_place() -> None:
             for digit in range(4)
         )
         greet(victim, type(each)(each.peer, each.nonce, addrs))
-    (answer,) = (
-        each
-        for each, _ in sent(tell(victim, contact(key_pair(99)), FindNode(bytes(20)), 2.0))[:1]
-    )
+    answer, _ = sent(tell(victim, contact(key_pair(99)), FindNode(bytes(20)), 2.0))[0]
     assert len(answer.data) < 200
 
 

@@ -32,26 +32,15 @@ def test_a_minute_of_traffic_that_comes_at_once_is_no_flood() -> None:
     victim.meet(*FRIENDS)
     victim.later(20)
     victim.now += 60
-    lists = [
-        encode_rpc(
-            Rpc(
-                ihave=[
-                    (
-                        TOPIC,
-                        [said(friend, seqno=1000 * number + each).id for each in range(200)],
-                    )
-                ]
-            )
-        )
-        for number, friend in enumerate(FRIENDS)
-    ]
+    lists = []
+    for number, friend in enumerate(FRIENDS):
+        ids = [said(friend, seqno=1000 * number + each).id for each in range(200)]
+        lists.append(encode_rpc(Rpc(ihave=[(TOPIC, ids)])))
     for second in range(60):
         for each in range(10):
-            message = encode_rpc(
-                Rpc(messages=[said(AUTHOR, bytes(200), seqno=10 * second + each)])
-            )
+            message = said(AUTHOR, bytes(200), seqno=10 * second + each)
             for friend in FRIENDS:
-                victim.do(Received(friend, message))
+                victim.hear(friend, Rpc(messages=[message]))
         for friend, told in zip(FRIENDS, lists, strict=True):
             victim.do(Received(friend, told))
     victim.later(30)

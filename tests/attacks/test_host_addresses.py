@@ -14,7 +14,6 @@ from p2p.host import AddrSource
 from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.network import Listener
 from p2p.swarm.connector import MAX_HEARSAY_DIALS
 from p2p.swarm.core import gater as peers_module
 from p2p.swarm.core.gater import (
@@ -111,9 +110,6 @@ class SilentNetwork(MemoryNetwork):
         finally:
             self.open -= 1
         raise AssertionError
-
-    async def listen(self, addr: Multiaddr) -> Listener:
-        return await super().listen(addr)
 
 
 async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(

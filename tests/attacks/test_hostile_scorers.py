@@ -117,21 +117,12 @@ def pay(
     limit: float = 60.0,
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Of each family: which answers ran as code, and what was raised on others."""
-    asked = {
-        "families": families,
-        "answers": answers,
-        "guarded": guarded,
-        "limit": limit,
-        "mark": MARK,
-    }
+    asked = {"families": families, "answers": answers, "guarded": guarded}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=json.dumps(asked),
+        [sys.executable, "-c", CHILD], cwd=folder, capture_output=True, text=True,
+        input=json.dumps({**asked, "limit": limit, "mark": MARK}),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-600:]
     report: dict[str, tuple[list[str], list[str]]] = json.loads(done.stdout.splitlines()[-1])
     return report

@@ -314,13 +314,8 @@ def test_an_obsolete_accusation_costs_points() -> None:
     for second in range(1, 22):  # a process that was stopped meanwhile blames nobody
         core.handle(Tick(), second)
         if second in (2, 21):
-            blamed.append(
-                [
-                    one.peer
-                    for one in core.handle(accusation, second)
-                    if isinstance(one, Penalise)
-                ]
-            )
+            effects = core.handle(accusation, second)
+            blamed.append([one.peer for one in effects if isinstance(one, Penalise)])
     assert blamed == [[], [liar]]
 
 

@@ -10,6 +10,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
+from tests.counting import memory_at_most
 
 
 class Chunks:
@@ -65,14 +66,9 @@ def test_a_length_beyond_the_limit_fails_before_the_frame_comes() -> None:
 
 def test_an_announced_length_takes_no_memory() -> None:
     parser = FrameParser(64 * MIB)
-    tracemalloc.start()
-    try:
+    with memory_at_most(KI):
         parser.feed(encode_varint(64 * MIB) + b"x")
         assert parser.next_frame() is None
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert held < KI
 
 
 async def test_a_reader_says_how_far_it_is_and_what_it_keeps() -> None:

@@ -6,8 +6,6 @@ import os
 import re
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +20,7 @@ from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
 from roles.rl.learner import WarmUp
-from tests.support.processes import descendants
+from tests.support.processes import descendants, started
 from tests.sweeps import DEEP
 
 KILLS = (("inference-1", 2), ("validator", 5), ("trainer", 8)) if DEEP else (("trainer", 2),)
@@ -159,23 +157,20 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
 def test_however_the_demo_ends_nothing_of_it_is_left(
     tmp_path: Path, how: signal.Signals
 ) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "roles.demo", "--data", str(tmp_path / "swarm")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert demo.stdout is not None
-    try:
+    with started("-m", "roles.demo", "--data", str(tmp_path / "swarm")) as demo:
+        assert demo.stdout is not None
         assert "see the swarm: http://127.0.0.1:" in demo.stdout.readline()
         assert "join from another shell" in demo.stdout.readline()
         family = [os.pidfd_open(pid) for pid in descendants(demo.pid)]
         assert len(family) >= len(SORTING.cast)
-        demo.send_signal(how)
-        demo.wait(timeout=30)
-        assert demo.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+        for _ in range(20):  # whoever presses Ctrl-C does so again
+            demo.send_signal(how)
+        output, _ = demo.communicate(timeout=30)
+        if how is signal.SIGINT:
+            assert demo.returncode == 130, output
+            assert "interrupted" in output
+            assert "Traceback" not in output
+        else:
+            assert demo.returncode == -signal.SIGKILL
         for process in family:  # a pidfd becomes readable when its process has ended
             assert select.select([process], [], [], 30)[0], "a process of the demo outlived it"
-    finally:
-        demo.kill()
-        demo.communicate()

@@ -125,20 +125,22 @@ def test_what_is_wrong_in_a_scenario_is_named(change: dict, complaint: str) -> N
         load_scenario("no-such")
 
 
+def mine(folder: Path, text: str) -> Path:
+    """A scenario of one's own, which expects six nodes to be alive."""
+    path = folder / "mine.toml"
+    head = 'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"'
+    path.write_text(f'{head}\n{text}\n[[expect]]\nmetric = "alive"\nat_least = 6\n')
+    return path
+
+
 def test_a_broken_expectation_fails_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes ='
-        ' 5\nduration = 40.0\n[[expect]]\nmetric = "alive"\nat_least = 6\n[[expect]]\nmetric ='
-        ' "no_such"\nat_most = 1\n'
+    path = mine(
+        tmp_path, 'nodes = 5\nduration = 40.0\n[[expect]]\nmetric = "no_such"\nat_most = 1'
     )
-    out = tmp_path / "out.json"
-    assert (
-        main(["run", str(path), "--json", str(out), "--report", str(tmp_path / "out.html")])
-        == 1
-    )
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    assert main(["run", str(path), "--json", str(out), "--report", str(page)]) == 1
     result = json.loads(out.read_text())
     assert [entry["ok"] for entry in result["expectations"]] == [False, False]
     keys = {
@@ -154,12 +156,8 @@ def test_a_broken_expectation_fails_the_run(
 def test_a_saved_plan_is_replayed_and_shrunk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'caption = "Mine?"\nworkload = "sim.workloads.churn:MembershipChurn"\nnodes ='
-        " 6\nduration = 60.0\n[parameters]\nlifetime = 1e9\narrival = 1.0\n[[expect]]\nmetric ="
-        ' "alive"\nat_least = 6\n'
-    )
+    text = "nodes = 6\nduration = 60.0\n[parameters]\nlifetime = 1e9\narrival = 1.0"
+    path = mine(tmp_path, text)
     faults = [
         {"at": 20.0, "kind": "skew", "who": ["n1", "n2"], "seconds": 5.0, "value": 3.0},
         {"at": 30.0, "kind": "kill", "who": ["n3", "n4"]},

@@ -85,13 +85,8 @@ class Drawer:
 
     def submit(self, index: int, groups: tuple[Group, ...], **changes: Any) -> Submission:
         """Return the groups behind a window of one place; ``changes`` are fields of it."""
-        content = encode_groups(groups)
-        window = Window(
-            *(self.run.id, terms_digest(self.run), WORKER.peer_id, VERSION, self.policy, index),
-            *((content_digest(content),), bytes([Claim.UNKNOWN] * len(groups))),
-        )
-        window = replace(window, **changes)
-        return Submission(SignedWindow.sign(window, WORKER), index, content)
+        head = self.run, WORKER, VERSION, self.policy
+        return submission_of(head, index, groups, **changes)
 
     async def accept(self, submission: Submission, groups: tuple[Group, ...]) -> SignedVerdict:
         """Return the acceptance by `JUDGE`, with the rewards that the environment pays."""
@@ -100,6 +95,22 @@ class Drawer:
         paid = await self._environment.rewards(answers_of(made, groups))
         rewards = tuple(map(as_signed, paid))
         return judge(submission, JUDGE, Verdict.ACCEPTED, rewards=rewards)
+
+
+def submission_of(
+    head: tuple[Run, KeyPair, PolicyVersion, bytes],
+    index: int,
+    groups: tuple[Group, ...],
+    **changes: Any,
+) -> Submission:
+    """Sign a window of one place; ``head`` is its run, worker, version and policy."""
+    run, worker, version, policy = head
+    content = encode_groups(groups)
+    window = Window(
+        *(run.id, terms_digest(run), worker.peer_id, version, policy, index),
+        *((content_digest(content),), bytes([Claim.UNKNOWN] * len(groups))),
+    )
+    return Submission(SignedWindow.sign(replace(window, **changes), worker), index, content)
 
 
 def judge(

@@ -26,11 +26,11 @@ from roles.envs.client import LocalEnvironment
 from roles.envs.mix import MixedEnvironment
 from roles.inference.places import OpenPlace
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
-from roles.protocol.core.groups import encode_groups, heard_digest
-from roles.protocol.core.terms import terms_digest
-from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
+from roles.protocol.core.groups import heard_digest
+from roles.protocol.core.window import Submission
 from roles.protocol.replay import with_heard
 from roles.protocol.scorer import Ruling, check_place, replay_all
+from tests.support.drawn import submission_of
 
 OWNER, TRAINER, WORKER = (KeyPair(bytes([number]) * 32) for number in range(30, 33))
 VERSION = PolicyVersion(3)
@@ -143,12 +143,7 @@ class Talker:
         return tuple(with_heard(group, self.run) for group in place.groups())
 
     def submit(self, index: int, groups: tuple[Group, ...]) -> Submission:
-        content = encode_groups(groups)
-        window = Window(
-            *(self.run.id, terms_digest(self.run), WORKER.peer_id, VERSION, self.policy, index),
-            *((content_digest(content),), bytes([Claim.UNKNOWN] * len(groups))),
-        )
-        return Submission(SignedWindow.sign(window, WORKER), index, content)
+        return submission_of((self.run, WORKER, VERSION, self.policy), index, groups)
 
     async def judge(self, index: int, groups: tuple[Group, ...]) -> Ruling:
         """Return what an honest scorer says of a place."""
