@@ -87,7 +87,6 @@ class Mortal(FakeEngine):
 
     def __init__(self, world: World, config: EngineConfig) -> None:
         super().__init__(world, config)
-        self.born = world, config
         self.calls: Counter[str] = Counter()
 
     async def toll(self, method: str) -> None:
@@ -97,27 +96,17 @@ class Mortal(FakeEngine):
             self._under_way.clear()
             raise WorkerDied(f"the worker process of {method} ended (exit -9)")
 
-    async def advance(self) -> Any:
-        await self.toll("advance")
-        return await super().advance()
 
-    async def score(
-        self, tasks: Sequence[GroupTask], groups: Sequence[Any], sampling: Sampling
-    ) -> Any:
-        await self.toll("score")
-        return await super().score(tasks, groups, sampling)
+def mortal(method: str) -> Any:
+    async def call(self: Mortal, *args: Any) -> Any:
+        await self.toll(method)
+        return await getattr(FakeEngine, method)(self, *args)
 
-    async def step(self, groups: Sequence[Any]) -> Any:
-        await self.toll("step")
-        return await super().step(groups)
+    return call
 
-    async def save(self, checkpoint: str, weights: str) -> None:
-        await self.toll("save")
-        await super().save(checkpoint, weights)
 
-    async def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> Any:
-        await self.toll("answer")
-        return await super().answer(tasks, sampling)
+for method in ("advance", "score", "step", "save", "answer"):
+    setattr(Mortal, method, mortal(method))
 
 
 @pytest.mark.parametrize("role", ["trainer", "validator", "inference"])

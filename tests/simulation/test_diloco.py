@@ -160,6 +160,8 @@ class SilentOwner(HeldBack):
 class UnreadableSums(HeldBack):
     """Signs sums that cannot be decoded."""
 
+    spoilt = staticmethod(lambda piece: b"\xc0\x7f" + piece[2:])
+
     async def offer_sum(self, total: Sum, read: Read) -> None:
         async def wrong(index: int) -> bytes:
             return self.spoilt(await read(index))
@@ -168,15 +170,9 @@ class UnreadableSums(HeldBack):
         lie = replace(total, digests=tuple(digests))
         await super().offer_sum(lie.signed(self.history, self._world.signer), wrong)
 
-    def spoilt(self, piece: bytes) -> bytes:
-        return b"\xc0\x7f" + piece[2:]
-
 
 class LongSums(UnreadableSums):
-    """Signs sums that are longer than pieces are."""
-
-    def spoilt(self, piece: bytes) -> bytes:
-        return piece + b"\0"
+    spoilt = staticmethod(lambda piece: piece + b"\0")
 
 
 class ShortSums(HeldBack):
@@ -234,8 +230,6 @@ class WrongStates(PieceServer):
     """Gives joiners states that are none, under the right roots."""
 
     def offer(self, blob: Blob) -> bytes:
-        """As the honest one; but other pieces than the digests say."""
-
         return super().offer(Zeros(blob.digests, blob.file))
 
 
@@ -350,8 +344,7 @@ def test_a_message_that_crashes_ends_no_member(
 
 
 PIECES = [bytes([one]) * 200_000 for one in range(48)]
-SOURCE = LinkSpec(up=8.0, down=100.0)
-JOINER = LinkSpec(up=8.0, down=100.0)
+LINE = LinkSpec(up=8.0, down=100.0)
 
 
 class Liar(PieceServer):
@@ -417,9 +410,9 @@ def fetched(kinds: list[type[PieceServer]], most: float = 600.0) -> tuple[float,
 
     async def play(swarm: Swarm) -> None:
         for number, kind in enumerate(kinds):
-            swarm.add(f"s{number}", lambda machine, k=kind: source(k, machine), link=SOURCE)
+            swarm.add(f"s{number}", lambda machine, k=kind: source(k, machine), link=LINE)
         await swarm.sleep(1)
-        swarm.add("joiner", joiner, link=JOINER)
+        swarm.add("joiner", joiner, link=LINE)
         while not done and swarm.simulation.now < most:
             await swarm.sleep(0.5)
 
@@ -445,8 +438,7 @@ def test_recovery_from_several_is_faster_by_their_number(alone: float, sources: 
 @pytest.mark.parametrize("kind", [Liar, Half])
 def test_one_source_that_lies_or_has_half_does_no_harm(kind: type[PieceServer]) -> None:
     for kinds in ([kind, PieceServer, PieceServer], [PieceServer, kind]):
-        _, pieces = fetched(kinds)
-        assert pieces == PIECES
+        assert fetched(kinds)[1] == PIECES
 
 
 @pytest.mark.parametrize("kind", [Dripper, Mute])
@@ -458,5 +450,4 @@ def test_a_source_that_drips_delays_no_recovery(alone: float, kind: type[PieceSe
 
 
 def test_without_an_honest_source_there_is_no_state() -> None:
-    _, pieces = fetched([Liar, Liar])
-    assert pieces == []
+    assert fetched([Liar, Liar])[1] == []

@@ -49,7 +49,6 @@ from sim.node.swarm import NodeMain, SimNode, Swarm
 from tests.support.gates import FORGER, TRUST, Silent, cast_of, given_up, with_one_listed
 from tests.support.swarm import (
     CAST,
-    Health,
     Play,
     finish,
     nobody_honest_is_rejected,
@@ -129,34 +128,23 @@ def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
         await take(self, place)
 
     monkeypatch.setattr(Intake, "take", note)
-    cast = cast_of(
-        workers=3,
-        one=Validator,
-        two=Validator,
-        three=Validator,
-        stamper=Stamper,
-        refuser=Refuser,
-        silent=Silent,
-    )
+    honest = dict.fromkeys(("one", "two", "three"), Validator)
+    cast = cast_of(workers=3, **honest, stamper=Stamper, refuser=Refuser, silent=Silent)
     play = Besieged(cast, with_one_listed(TRUST))
     health = perform(play, seed=seed, steps=40, seconds=560)
-    assert_the_run_is_well(health, play, learnt)
-
-
-def assert_the_run_is_well(health: Health, play: Besieged, learnt: dict[str, int]) -> None:
     trainer = trainer_of(health)
     peers = {name: health[name]["peer"] for name in health if name != "done"}
     liars: dict[str, Any] = trainer["liars"]
     assert "false" in liars[peers["validator-stamper"]]
     assert "false" in liars[peers["validator-refuser"]]
-    assert not {peers[f"validator-{name}"] for name in ("one", "two", "three")} & liars.keys()
+    assert not {peers[f"validator-{name}"] for name in honest} & liars.keys()
     banned = {name for name, peer in peers.items() if peer in trainer["bans"]}
     assert banned
     assert all(name.startswith("cheat") for name in banned)
     cheats = {peer for name, peer in peers.items() if name.startswith("cheat")}
     assert not cheats & learnt.keys()
-    honest = [health[f"inference-{number}"]["roles"]["inference"] for number in range(1, 4)]
-    assert [worker["owed"] for worker in honest] == [0] * 3
+    workers = [health[f"inference-{number}"]["roles"]["inference"] for number in range(1, 4)]
+    assert [worker["owed"] for worker in workers] == [0] * 3
     assert trainer["step"] > 5
     assert play.fresh < play.most
 
@@ -372,13 +360,9 @@ class Killed(Play):
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", str(one)),
 )
 def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
-    victim: str,
-    owner: Any,
-    name: str,
-    after: bool,
-    times: tuple[int, ...],
+    victim: str, owner: Any, name: str, after: bool, times: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(gate, "AUDITS", 0.6)
     said: dict[bytes, set[tuple[tuple[int, ...], str]]] = {}
     accepted: dict[str, set[bytes]] = {}

@@ -146,11 +146,6 @@ def test_a_place_that_is_stuck_stops_no_other(monkeypatch: pytest.MonkeyPatch) -
 # Workers that sign forged content or wrong claims
 
 
-def with_first_proof(group: Group, proof: bytes) -> Group:
-    first, *others = group.completions
-    return replace(group, completions=(replace(first, proof=proof), *others))
-
-
 class Forger(Inference):
     """An inference node that changes what it sends, and signs the change."""
 
@@ -180,8 +175,9 @@ class ForgingSession(InferenceSession):
 
 class Truncated(Forger):
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        proof = groups[0].completions[0].proof[:-1]
-        return (with_first_proof(groups[0], proof), *groups[1:])
+        first, *others = groups[0].completions
+        completions = (replace(first, proof=first.proof[:-1]), *others)
+        return (replace(groups[0], completions=completions), *groups[1:])
 
 
 class Reordered(Forger):

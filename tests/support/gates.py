@@ -68,9 +68,7 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def cast_of(*, workers: int, **validators: type[Validator]) -> dict[str, str]:
     named = {
-        f"validator-{name}": "validator"
-        if kind is Validator
-        else f"{kind.__module__}:{kind.__name__}"
+        f"validator-{name}": f"{kind.__module__}:{kind.__name__}"
         for name, kind in validators.items()
     }
     inference = {f"inference-{number}": "inference" for number in range(1, workers + 1)}
