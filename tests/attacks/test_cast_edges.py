@@ -142,6 +142,8 @@ def test_a_name_that_a_terminal_would_obey_is_not_printed(
     assert interruptible(pull) == 2
     Teller("x", as_json=False).event("changed", f"{name} changed")
     said = capsys.readouterr()
+    assert said.err
+    assert said.out
     assert all(line.isprintable() for line in f"{said.err}{said.out}".split("\n"))
 
 
