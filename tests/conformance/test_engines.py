@@ -12,16 +12,17 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import trio
 
 from p2p.errors import ConfigError
+from p2p.world import World
 from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
 from proofs.sampling import DrawRule
 from roles.contract.core.shape import Family, ModelShape
@@ -36,9 +37,41 @@ from roles.envs.sort import END
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
 from tests.conformance.engine_process import EngineProcess, open_engine_process
-from tests.support.counting_world import make_world
 from tests.support.tasks import make_tasks
 from tests.sweeps import swept
+
+
+class MemoryDisk:
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.files[path]
+
+    async def replace(self, path: str, data: bytes) -> None:
+        self.files[path] = data
+
+    async def rename(self, old: str, new: str) -> None:
+        self.files[new] = self.files.pop(old)
+
+    async def size(self, path: str) -> int | None:
+        return len(self.files[path]) if path in self.files else None
+
+
+class CountingWorld:
+    """The doors that the fake engine uses; it counts the seconds that would be computed."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryDisk()
+        self.spent = 0.0
+
+    async def run_blocking(self, function: Callable[..., Any], *args: Any, cost: float) -> Any:
+        self.spent += cost
+        return function(*args)
+
+    def buggify(self, name: str) -> bool:
+        return False
+
 
 VLLM = os.environ.get("SHOAL_VLLM", "")
 DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")
@@ -73,8 +106,10 @@ class FakeProcess:
     """The fake engine, called as the others are."""
 
     def __init__(self) -> None:
-        self.world, world = make_world()
-        self.engine = FakeEngine(world, replace(CONFIG, kind=FAKE, end_tokens=(END,)))
+        self.world = CountingWorld()
+        self.engine = FakeEngine(
+            cast(World, self.world), replace(CONFIG, kind=FAKE, end_tokens=(END,))
+        )
 
     def load(self, weights: Path) -> None:
         trio.run(self.engine.load, str(weights))
