@@ -116,6 +116,11 @@ RULES: Final = {
         {f"{CORE}.download:LateChunks._overdue_after": property(lambda late: late._stall)},
         ("black_hole", "dripper", "crowd"),
     ),
+    "usual lag": Rule(
+        "a node behind its neighbours does not pull what is coming",
+        {f"{CORE}.pace:ChunkPace.note_lag": always(None)},
+        ("slow_relay", "lab_slow_relay"),
+    ),
     "proven holders": Rule(
         "who boasts is asked for one chunk",
         {f"{CORE}.repair:Repair._believable": everything_held},

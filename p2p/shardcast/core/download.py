@@ -114,7 +114,7 @@ class LateChunks:
     """The missing chunks of one version: seen at others, withheld by a parent, or urgent.
 
     A chunk that a neighbour has is *seen*: the forest will probably push it soon. It becomes
-    urgent when it has been seen for `ChunkPace.silence`, when the peer that was first to have
+    urgent when it has been seen for `ChunkPace.patience`, when the peer that was first to have
     it is lost, when a request for it failed, or at once when a parent says that it will not
     push it.
 
@@ -165,14 +165,15 @@ class LateChunks:
         """Mark a chunk as urgent."""
         self.urgent = self.urgent.including(chunk)
 
-    def note_arrival(self, chunk: int, now: float) -> None:
-        """Record that a chunk has arrived."""
+    def note_arrival(self, chunk: int, now: float) -> float:
+        """Record that a chunk has arrived; return when it was first seen, or ``now``."""
         passed = self._passed.pop(chunk, None)
         if passed is not None:
             self._behind.observe(now - passed)
         self.overdue = self.overdue.excluding(chunk)
         self.urgent = self.urgent.excluding(chunk)
-        self._seen.pop(chunk, None)
+        seen = self._seen.pop(chunk, None)
+        return now if seen is None else seen[0]
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
         """Make the chunks urgent that `peer` was first to have, unless they are requested
@@ -384,8 +385,11 @@ class Download:
 
     @property
     def patience(self) -> float:
-        """Seconds without a pushed chunk after which this node pulls all, and that other peers
-        may hold a chunk before this node pulls it."""
+        """Seconds that other peers may hold a chunk before this node pulls it."""
+        return self._pace.patience(self._left)
+
+    @property
+    def _silence(self) -> float:
         return self._pace.silence(self._left)
 
     def note_inquiry(self, now: float, *, found: bool) -> bool:
@@ -396,7 +400,7 @@ class Download:
         did not help.
         """
         self.inquiries += 1
-        self.inquire_at = now + self.patience * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
+        self.inquire_at = now + self._silence * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
         is_stuck = not found or self.inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck
@@ -417,7 +421,7 @@ class Download:
 
     def late(self, now: float) -> ChunkSet:
         """Return the missing chunks to pull now."""
-        if self.pull_only or now >= self._pace.pushed_at + self.patience:
+        if self.pull_only or now >= self._pace.pushed_at + self._silence:
             return self.missing
         return self.lateness.urgent & self.missing
 
@@ -481,12 +485,13 @@ class Download:
         self.verified = self.verified.including(chunk)
         self.first_at = min(self.first_at, now)
         self._left -= 1
-        self.lateness.note_arrival(chunk, now)
+        seen = self.lateness.note_arrival(chunk, now)
         if pushed:
             self.lateness.note_pushed(chunk, self.missing, now)
+            self._pace.note_lag(now - seen)
         self._pace.note_arrival(now, pushed=pushed)
         self.inquiries = 0
-        self.inquire_at = now + self.patience
+        self.inquire_at = now + self._silence
         self.availability.note_held(peer, ChunkSet(1 << chunk))
 
     def reject(self, chunk: int) -> None:
