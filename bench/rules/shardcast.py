@@ -56,7 +56,6 @@ FORMATS: Final = {
     ),
     "http.core.answers": "fields of the format",
     "core.peers": BOUNDED,
-    "core.download:MAX_SUBSCRIBERS": BOUNDED,
 }
 RULES: Final = {
     "earliest finish": Rule(
@@ -90,7 +89,7 @@ RULES: Final = {
     ),
     "settle": Rule(
         "those that come together get one roster",
-        {f"{CORE}.handout:_SETTLE": 0.0},
+        {f"{CORE}.handout:Origin()._settle": 0.0},
         ("after_ticket", "after_push", "crowd"),
     ),
     "line credit": Rule(
@@ -133,12 +132,20 @@ RULES: Final = {
     ),
     "own line": Rule(
         "no node asks for more than its line carries",
-        {f"{CORE}.repair:_AHEAD": 1e9},
+        {
+            f"{CORE}.repair:Repair._plan": edited(
+                f"{CORE}.repair:Repair._plan", "2 * self._stall", "1e9 * self._stall"
+            )
+        },
         ("lab_adsl", "deltas", "late_joiners"),
     ),
     "credulity": Rule(
         "one claim does not bend the forest",
-        {f"{CORE}.receipts:_CREDULITY": 1e9},
+        {
+            f"{CORE}.receipts:Capacities.believe": edited(
+                f"{CORE}.receipts:Capacities.believe", "4 * median", "1e9 * median"
+            )
+        },
         ("boaster", "overclaim"),
     ),
     "receipts": Rule(
@@ -162,7 +169,10 @@ RULES: Final = {
         "a node keeps to its owner's rates",
         {"p2p.shardcast.bulk:Throttle()._bucket": UNLIMITED},
     ),
-    "indexes": Rule("a peer gets few indexes", {f"{CORE}.upload:MAX_INDEXES": HUGE}),
+    "indexes": Rule(
+        "a peer gets few indexes",
+        {f"{CORE}.upload:Upload.answer": edited(f"{CORE}.upload:Upload.answer", "<= 16", "")},
+    ),
     "manifests": Rule(
         "a publisher's versions take bounded memory",
         {f"{CORE}.statements:MAX_MANIFESTS": HUGE},

@@ -21,9 +21,6 @@ from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import Encoding, Manifest
 from p2p.shardcast.messages import ChunkHeader
 
-MAX_SUBSCRIBERS: Final = 16
-"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
-is replaced."""
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
 asked."""
@@ -172,8 +169,7 @@ class LateChunks:
             self._behind.observe(now - passed)
         self.overdue = self.overdue.excluding(chunk)
         self.urgent = self.urgent.excluding(chunk)
-        seen = self._seen.pop(chunk, None)
-        return now if seen is None else seen[0]
+        return self._seen.pop(chunk, (now,))[0]
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
         """Make the chunks urgent that `peer` was first to have, unless they are requested
@@ -207,12 +203,6 @@ class LateChunks:
         return due
 
 
-_MOST_INQUIRIES: Final = 5
-"""Number of fruitless inquiries after which a patch, or an old version, counts as gone. Each
-waits twice as long as the one before, so a node asks some 225 times during an hour without its
-origin."""
-
-
 @dataclass(slots=True)
 class Request:
     """A chunk requested from a peer."""
@@ -230,10 +220,9 @@ def _bounded() -> BoundedDict[PeerId, int]:
 class Sharing:
     """What this node owes other peers of one version. `Upload` writes it."""
 
-    subscribers: BoundedDict[PeerId, None] = field(
-        default_factory=lambda: BoundedDict(MAX_SUBSCRIBERS)
-    )
-    """Peers beyond the usual that get have-lists."""
+    subscribers: BoundedDict[PeerId, None] = field(default_factory=lambda: BoundedDict(16))
+    """Peers beyond the usual that get have-lists, because they asked. The oldest is
+    replaced."""
     new: ChunkSet = EMPTY
     """Chunks to announce."""
     withheld: dict[tuple[PeerId, int, int], ChunkSet] = field(default_factory=dict)
@@ -264,6 +253,11 @@ class Sharing:
 
 class Download:
     """The state of one version at one node, from its first announcement on."""
+
+    _most_inquiries: Final = 5
+    """Number of fruitless inquiries after which a patch, or an old version, counts as gone.
+    Each waits twice as long as the one before, so a node asks some 225 times during an hour
+    without its origin."""
 
     def __init__(
         self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
@@ -349,7 +343,7 @@ class Download:
         missing chunk."""
         needed = self.wanted - self.verified
         return (
-            self.inquiries >= _MOST_INQUIRIES
+            self.inquiries >= self._most_inquiries
             and not self.requests
             and not any(chunks & needed for chunks in self.holders.values())
         )
@@ -400,7 +394,9 @@ class Download:
         did not help.
         """
         self.inquiries += 1
-        self.inquire_at = now + self._silence * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
+        self.inquire_at = now + self._silence * 2 ** min(
+            self.inquiries - 1, self._most_inquiries
+        )
         is_stuck = not found or self.inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck

@@ -68,9 +68,12 @@ class GiftStage(Enum):
     DOUBTED = auto()
     """The chunk is given again after all others."""
 
+    @property
+    def is_urgent(self) -> bool:
+        """True if the chunk is given before any new one."""
+        return self in (GiftStage.LATE, GiftStage.AGAIN)
 
-_URGENT: Final = (GiftStage.LATE, GiftStage.AGAIN)
-"""Stages of chunks that are given before any new one."""
+
 _S: Final = GiftStage
 
 
@@ -337,11 +340,14 @@ class HandOut:
         before = chunk.stage
         ended, begun = event.value
         chunk.stage = after = begun if before in ended else before
-        for table, stages in (self._again, _URGENT), (self._doubted, (GiftStage.DOUBTED,)):
-            if after not in stages:
-                table.pop(number, None)
-            elif before not in stages:
-                table[number] = None
+        if not after.is_urgent:
+            self._again.pop(number, None)
+        elif not before.is_urgent:
+            self._again[number] = None
+        if after is not GiftStage.DOUBTED:
+            self._doubted.pop(number, None)
+        elif before is not GiftStage.DOUBTED:
+            self._doubted[number] = None
 
     def _settle(self, gifts: list[Gift], event: GiftEvent) -> None:
         """Apply an event to one root's gifts. Chunks that another root has been given since
@@ -577,7 +583,7 @@ class HandOut:
             self.is_resumed or chunk.stage is GiftStage.DOUBTED or chunk.asker not in (None, by)
         )
         chunk.asker = chunk.asker or by
-        if chunk.stage in _URGENT:
+        if chunk.stage.is_urgent:
             return False
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
@@ -617,12 +623,6 @@ class HandOut:
                     self._advance(number, GiftEvent.HOLD)
 
 
-_SETTLE: Final = 0.5
-"""Time between a newcomer's first message, or a peer's receipt, and the next roster, in
-multiples of the shortest wait. Other peers often follow closely, as when a machine room
-starts."""
-
-
 class Origin:
     """Hands out one version at a time. The next starts when the one before has left; versions
     in between are skipped.
@@ -644,6 +644,9 @@ class Origin:
         self._lines = Lines()
         self._is_gone = is_gone
         self._config = config
+        self._settle = 0.5 * config.stall
+        """Seconds between a newcomer's first message, or a peer's receipt, and the next roster.
+        Other peers often follow closely, as when a machine room starts."""
         self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
@@ -726,7 +729,7 @@ class Origin:
         roster = self._statements.roster(self._local)
         if roster is None or peer not in roster.positions:
             due = max(
-                now + _SETTLE * self._config.stall,
+                now + self._settle,
                 self._regrouped_at + self._config.roster_interval,
             )
             self._regroup_at = min(self._regroup_at, due)
@@ -787,7 +790,7 @@ class Origin:
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, msg.Receipt):
             if handout.note_receipt(peer, message) and handout.exhausted:
-                self._reported_at = now + _SETTLE * self._config.stall
+                self._reported_at = now + self._settle
         else:
             self._report(handout, message.peer, peer, now)
         return True

@@ -17,14 +17,13 @@ from typing import Final
 
 from p2p.wire import MIB
 
-SMOOTHING: Final = 0.25
-"""Weight of the newest sample. TCP gives a round trip 1/8 (RFC 6298); here samples are chunks,
-which are fewer: after four of them two thirds of the average are theirs."""
-
 
 class SmoothedAverage:
-    """An exponentially weighted moving average: each sample moves it by a quarter of the
-    way."""
+    """An exponentially weighted moving average: each sample moves it by a quarter of the way.
+
+    TCP gives a round trip 1/8 (RFC 6298); here samples are chunks, which are fewer: after four
+    of them two thirds of the average are theirs.
+    """
 
     __slots__ = ("value",)
 
@@ -33,7 +32,7 @@ class SmoothedAverage:
 
     def observe(self, sample: float) -> None:
         """Add one sample."""
-        self.value += SMOOTHING * (sample - self.value)
+        self.value += (sample - self.value) / 4
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.value:.4g})"
@@ -70,8 +69,8 @@ class Patience:
         if not self.usual:
             self.reset(sample)
             return
-        self._deviation += SMOOTHING * (abs(sample - self.usual) - self._deviation)
-        self.usual += SMOOTHING * (sample - self.usual)
+        self._deviation += (abs(sample - self.usual) - self._deviation) / 4
+        self.usual += (sample - self.usual) / 4
 
     def wait(self, floor: float = 0.0) -> float:
         """Seconds after which a chunk is late; at least ``floor``, whatever the ceiling."""

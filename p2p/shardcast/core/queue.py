@@ -15,7 +15,6 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.core.pace import SMOOTHING
 from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
@@ -49,7 +48,7 @@ class Line:
         if before is None or sample < before:
             self._round_trip = sample
         else:
-            self._round_trip = before + SMOOTHING / 2 * (sample - before)
+            self._round_trip = before + (sample - before) / 8
 
     def credit(self, rate: float) -> int:
         """Return how many unconfirmed chunks a root on this line may have if its children take

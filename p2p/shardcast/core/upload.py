@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
@@ -32,13 +31,6 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, MIB
-
-MAX_INDEXES: Final = 16
-"""Most times that one peer is sent a version's index, of up to 2.5 MiB: enough for a node that
-restarts all day long, once in each life."""
-SPARE_ANSWERS: Final = 64
-"""Number of answers allowed beyond twice the chunks, for have-lists asked for while a swarm is
-stuck."""
 
 
 def _count(counts: BoundedDict[PeerId, int], peer: PeerId, more: int = 1) -> int:
@@ -246,12 +238,13 @@ class Upload:
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
         """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
-        for more than it can need gets no answer."""
+        for more than it can need gets no answer, and each gets the index, of up to 2.5 MiB, 16
+        times: once in each life of a node that restarts all day long."""
         if not self._may_ask(peer, download):
             return
         download.sharing.subscribers.renew(peer, None)
         index, indexes = download.index, download.sharing.indexes
-        if wants_index and index is not None and _count(indexes, peer) <= MAX_INDEXES:
+        if wants_index and index is not None and _count(indexes, peer) <= 16:
             self._queue(peer).note_news(download.name)
             yield ev.Push(peer, msg.news_of(download.manifest, index))
         yield from (
@@ -279,8 +272,8 @@ class Upload:
         asking for one chunk all day, and a core by leaving it all chunks of 4,096 ten times a
         second.
         """
-        most = 2 * download.count + SPARE_ANSWERS
-        return _count(download.sharing.answers, peer, chunks) <= most
+        # 64 more, for have-lists asked for while a swarm is stuck
+        return _count(download.sharing.answers, peer, chunks) <= 2 * download.count + 64
 
     # Announcements
 
