@@ -163,7 +163,12 @@ RULES: Final = {
         {"p2p.shardcast.bulk:MAX_UNFINISHED": HUGE},
     ),
     "waiting items": Rule(
-        "a peer that takes nothing is given up", {"p2p.shardcast.bulk:MAX_WAITING": HUGE}
+        "a peer that takes nothing is given up",
+        {
+            "p2p.shardcast.bulk:Sender.push_nowait": edited(
+                "p2p.shardcast.bulk:Sender.push_nowait", "> 64", "> 10**9"
+            )
+        },
     ),
     "rates": Rule(
         "a node keeps to its owner's rates",

@@ -212,12 +212,7 @@ class ShardcastCore:
             case _:
                 assert_never(message)
 
-    def _holders_say(
-        self,
-        peer: PeerId,
-        message: msg.ChunkMessage,
-        download: Download,
-    ) -> None:
+    def _holders_say(self, peer: PeerId, message: msg.ChunkMessage, download: Download) -> None:
         if isinstance(message, msg.Have | msg.Taken | msg.Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
             if chunks.end > download.count:

@@ -728,10 +728,7 @@ class Origin:
             handout.admit(peer)
         roster = self._statements.roster(self._local)
         if roster is None or peer not in roster.positions:
-            due = max(
-                now + self._settle,
-                self._regrouped_at + self._config.roster_interval,
-            )
+            due = max(now + self._settle, self._regrouped_at + self._config.roster_interval)
             self._regroup_at = min(self._regroup_at, due)
 
     def is_roster_due(self, now: float) -> bool:
