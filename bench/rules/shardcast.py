@@ -93,16 +93,16 @@ RULES: Final = {
         ("after_ticket", "after_push", "crowd"),
     ),
     "line credit": Rule(
-        "a long line is filled", {f"{CORE}.queue:Line.credit": always(2)}, ("warm_far",)
+        "a long line is filled", {f"{CORE}.handout:Line.credit": always(2)}, ("warm_far",)
     ),
     "two classes": Rule(
         "who asks does not hold up a stripe",
-        {f"{CORE}.queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
+        {f"{CORE}.upload:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
         ("crowd", "late_joiners", "dripper"),
     ),
     "one answer": Rule(
         "a crowd of askers does not hold up the stripes",
-        {f"{CORE}.queue:SendQueue.waits": fixed(False)},
+        {f"{CORE}.upload:SendQueue.waits": fixed(False)},
         ("crowd", "after_push", "late_joiners"),
     ),
     "dial ahead": Rule(
@@ -185,7 +185,7 @@ RULES: Final = {
     "rosters": Rule("rosters take bounded memory", {f"{CORE}.statements:MAX_ROSTERS": HUGE}),
     "fetches": Rule("few versions are fetched at once", {f"{CORE}.versions:MAX_FETCHES": HUGE}),
     "largest credit": Rule(
-        "a line is given a bounded credit", {f"{CORE}.queue:MAX_CREDIT": HUGE}, ("warm_far",)
+        "a line is given a bounded credit", {f"{CORE}.upload:MAX_CREDIT": HUGE}, ("warm_far",)
     ),
     "holders": Rule(
         "sources of a download take bounded memory", {f"{CORE}.download:MAX_HOLDERS": HUGE}

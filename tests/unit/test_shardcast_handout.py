@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from p2p.bounded import BoundedDict
 from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.core.handout import GiftEvent, GiftStage, HandOut
-from p2p.shardcast.core.queue import MAX_CREDIT, Lines
+from p2p.shardcast.core.upload import MAX_CREDIT
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion
@@ -23,9 +24,9 @@ def forest_of(peers: int, upload: float = 1e6, epoch: int = 1) -> Forest:
     return build_forest(Roster.sign(KEYS[0], b"run", epoch, entries), PolicyVersion(1))
 
 
-def hand_out(forest: Forest, chunks: int = 200, lines: Lines | None = None) -> HandOut:
+def hand_out(forest: Forest, chunks: int = 200) -> HandOut:
     anchored = Encoding.anchor(index_of([b"%d" % n for n in range(chunks)]), chunks * 64 * KI)
-    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines or Lines())
+    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=BoundedDict(64))
 
 
 def homes(upload: float, chunks: int = 200, peers: int = 7) -> HandOut:

@@ -13,7 +13,7 @@ from p2p.shardcast.bulk import Throttle
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.download import MAX_HOLDERS, Availability, LateChunks
 from p2p.shardcast.core.pace import ChunkPace
-from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.upload import SendQueue
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI, MIB

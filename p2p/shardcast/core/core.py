@@ -473,7 +473,7 @@ class ShardcastCore:
         self._versions.close(name)
 
     def _drop(self, name: bytes) -> None:
-        download = self._versions.drop(name)
+        download = self._downloads.pop(name, None)
         if download is not None:
             self._repair.forget(download)
         self._origin.forget(name)

@@ -292,8 +292,6 @@ class Download:
         self.verified = EMPTY
         """Chunks that have arrived and have the right digest."""
         self._requested = EMPTY
-        self._left = self.count
-        """The number of chunks that have not arrived."""
         self.availability = Availability()
         """Chunks that each peer claims to hold or no longer needs."""
         self.holders: Mapping[PeerId, ChunkSet] = self.availability.holders
@@ -315,7 +313,6 @@ class Download:
     def resume(self, index: Index, verified: ChunkSet, *, stored: bool) -> None:
         """Take the chunks that the disk holds of a version, which is not being handed out."""
         self.index, self.stored, self.verified = index, stored, verified
-        self._left -= len(verified)
         self.pull_only = not stored and not self.is_whole
 
     def __repr__(self) -> str:
@@ -324,6 +321,10 @@ class Download:
         )
 
     # What it is
+
+    @property
+    def _left(self) -> int:
+        return self.count - len(self.verified)
 
     @property
     def left_bytes(self) -> int:
@@ -356,7 +357,7 @@ class Download:
     @property
     def is_whole(self) -> bool:
         """True if every chunk is verified."""
-        return not self._left
+        return self.verified == self.all
 
     @property
     def is_done(self) -> bool:
@@ -480,7 +481,6 @@ class Download:
         self.reject(chunk)
         self.verified = self.verified.including(chunk)
         self.first_at = min(self.first_at, now)
-        self._left -= 1
         seen = self.lateness.note_arrival(chunk, now)
         if pushed:
             self.lateness.note_pushed(chunk, self.missing, now)

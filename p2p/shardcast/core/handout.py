@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast import messages as msg
 from p2p.shardcast.config import ShardcastConfig
@@ -44,9 +45,10 @@ from p2p.shardcast.core.pace import (
     longest_wait,
     shortest_wait,
 )
-from p2p.shardcast.core.queue import MAX_CREDIT, RECENT, Line, Lines
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.core.receipts import QUORUM, Capacities, Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS, Statements
+from p2p.shardcast.core.upload import CREDIT, MAX_CREDIT, RECENT
 from p2p.shardcast.forest import MESH, Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 
@@ -121,6 +123,41 @@ class GivenChunk:
     repeated: float = -math.inf
     """Time from which peers that miss the chunk last had reason to expect it along another
     stripe."""
+
+
+class Line:
+    """Round trip and credit of the line to one peer.
+
+    A line is kept busy by as much as fits on it: its rate times its round trip, and a little to
+    choose from when the first of that has arrived. Less, and it idles between a word that a
+    chunk came and the next chunk; more, and what a slow peer hoards a fast one could have
+    carried.
+    """
+
+    __slots__ = ("_round_trip",)
+
+    def __init__(self) -> None:
+        self._round_trip: float | None = None
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a round trip; 0.1 s before the first measurement."""
+        # Seconds that a round trip is taken for before it is measured: within a continent, or
+        # across one ocean. It decides how many chunks the first roots get ahead.
+        return 0.1 if self._round_trip is None else self._round_trip
+
+    def note_round_trip(self, sample: float) -> None:
+        """Note a round trip of ``sample`` seconds, which may include waiting."""
+        before = self._round_trip
+        if before is None or sample < before:
+            self._round_trip = sample
+        else:
+            self._round_trip = before + (sample - before) / 8
+
+    def credit(self, rate: float) -> int:
+        """Return how many unconfirmed chunks a root on this line may have if its children take
+        ``rate`` chunks a second."""
+        return min(MAX_CREDIT, CREDIT + int(rate * self.round_trip))
 
 
 class Root:
@@ -251,7 +288,7 @@ class HandOut:
         now: float,
         stall: float,
         *,
-        lines: Lines,
+        lines: BoundedDict[PeerId, Line],
         told: Availability | None = None,
     ) -> None:
         """Start to hand out ``encoding`` of ``version``.
@@ -439,7 +476,8 @@ class HandOut:
         guess = 1 / (rate or SLOW_LINK / self._chunk_bytes)
         waits = (wait(self._chunk_bytes, self._stall) for wait in (shortest_wait, longest_wait))
         patience = Patience(guess, *waits)
-        self._roots[peer] = Root(stripe, self._lines.to(peer), rate, patience)
+        line = self._lines[peer] = self._lines.get(peer) or Line()
+        self._roots[peer] = Root(stripe, line, rate, patience)
 
     def regroup(self, forest: Forest, gone: Callable[[PeerId], bool], now: float) -> None:
         """Give chunks along ``forest``, made from a new roster, from now on.
@@ -641,7 +679,8 @@ class Origin:
     ) -> None:
         self._local = local
         self._statements = statements
-        self._lines = Lines()
+        self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
+        """The line to each root, kept when the root leaves."""
         self._is_gone = is_gone
         self._config = config
         self._settle = 0.5 * config.stall
