@@ -40,7 +40,7 @@ from p2p.cast.modes import restore
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
 from p2p.cast.view import CastState, Teller
-from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, link, note_of, write_version
+from p2p.cast.weight_v import WEIGHT_V, folder_of, link, note_of, write_version
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import PEER_TROUBLE, Host
@@ -507,10 +507,8 @@ class Pull:
         """Write a version in the form of `p2p.cast.weight_v`."""
         number, node, out = int(manifest.version) + 1, self._node, self._out
         _check_content(manifest, index, self._ticket)
-        if number > MAX_VERSION:
-            raise ConfigError(
-                f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}"
-            )
+        if number > 999_999:  # six digits
+            raise ConfigError(f"a folder of --as {WEIGHT_V} has at most version 999,999")
         before = PolicyVersion(manifest.version - 1)
         with ExitStack() as pins:
             old = None

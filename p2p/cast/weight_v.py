@@ -35,7 +35,6 @@ from p2p.wire import MIB
 WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
-MAX_VERSION: Final = 999_999
 
 
 @dataclass(frozen=True, slots=True)

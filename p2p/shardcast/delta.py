@@ -63,7 +63,6 @@ _MORE: Final = 255
 _NIBBLE: Final = 15
 """Nibble that sends the reader to the plane of rests."""
 
-_WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
@@ -181,7 +180,7 @@ def _sparse(places: _I64, steps: _Values) -> list[bytes]:
         bytes([Coding.SPARSE]),
         _CHANGES.pack(1, len(places), shift),
         *low,
-        _WORD.pack(len(high)),
+        len(high).to_bytes(4, "big"),
         *_put_plane(high),
         *_put_steps(steps - steps.dtype.type(1)),
     ]
@@ -242,7 +241,7 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 
 def _put_plane(stream: _U8) -> list[bytes]:
     wire = pack_plane(stream.tobytes(), is_number=True)
-    return [_WORD.pack(len(wire)), bytes(wire)]
+    return [len(wire).to_bytes(4, "big"), bytes(wire)]
 
 
 def _put_planes(values: _Values) -> Iterator[bytes]:
@@ -314,7 +313,7 @@ class _Reader:
 
     def gaps(self, count: int, values: int) -> _I64:
         """Read the gaps without their low bits."""
-        (size,) = _WORD.unpack(self.take(_WORD.size))
+        size = int.from_bytes(self.take(4), "big")
         if size > count + values // _MORE:
             raise BadMessage(f"{size} bytes for {count} gaps among {values} values")
         gaps = _unescaped(self.plane(size))  # together at most 255 * size: no sum overflows
@@ -344,7 +343,7 @@ class _Reader:
 
     def plane(self, size: int) -> _U8:
         """Read a plane of ``size`` bytes."""
-        (stored,) = _WORD.unpack(self.take(_WORD.size))
+        stored = int.from_bytes(self.take(4), "big")
         wire = self.take(stored)
         if stored == size:
             return np.frombuffer(wire, np.uint8)

@@ -58,7 +58,7 @@ from p2p.shardcast.manifest import (
     decode_manifest_untrusted,
 )
 from p2p.shardcast.patch import (
-    TAIL_BYTES,
+    TAIL,
     PatchRun,
     SpanRun,
     apply_run_untrusted,
@@ -505,7 +505,7 @@ class PolicyStore:
         """Return the index that a patch leads to, and its runs. Raise `BadMessage` if it is
         malformed."""
         size = entry.index.size
-        tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
+        tail = await self._disk.read(entry.weights, max(0, size - TAIL.size), TAIL.size)
         room = size - table_bytes_untrusted(tail, size)
         table = decode_table_untrusted(await self._disk.read(entry.weights, room, size - room))
         index = entry.manifest.index_untrusted(table.index)

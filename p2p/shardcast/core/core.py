@@ -64,7 +64,6 @@ class ShardcastCore:
     ) -> None:
         self.stats = ShardcastStats()
         self._local = local
-        self._config = config
         self.statements = statements
         """Signed statements of publishers, as far as known."""
         self._versions = Versions(local, statements, config.stall, selection)
