@@ -56,7 +56,6 @@ FORMATS: Final = {
     ),
     "http.core.answers": "fields of the format",
     "core.peers": BOUNDED,
-    "core.download:MAX_SUBSCRIBERS": BOUNDED,
 }
 RULES: Final = {
     "earliest finish": Rule(
@@ -90,20 +89,20 @@ RULES: Final = {
     ),
     "settle": Rule(
         "those that come together get one roster",
-        {f"{CORE}.handout:_SETTLE": 0.0},
+        {f"{CORE}.handout:Origin()._settle": 0.0},
         ("after_ticket", "after_push", "crowd"),
     ),
     "line credit": Rule(
-        "a long line is filled", {f"{CORE}.queue:Line.credit": always(2)}, ("warm_far",)
+        "a long line is filled", {f"{CORE}.handout:Line.credit": always(2)}, ("warm_far",)
     ),
     "two classes": Rule(
         "who asks does not hold up a stripe",
-        {f"{CORE}.queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
+        {f"{CORE}.upload:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
         ("crowd", "late_joiners", "dripper"),
     ),
     "one answer": Rule(
         "a crowd of askers does not hold up the stripes",
-        {f"{CORE}.queue:SendQueue.waits": fixed(False)},
+        {f"{CORE}.upload:SendQueue.waits": fixed(False)},
         ("crowd", "after_push", "late_joiners"),
     ),
     "dial ahead": Rule(
@@ -115,6 +114,11 @@ RULES: Final = {
         "chunks that are on their way are not asked of the origin",
         {f"{CORE}.download:LateChunks._overdue_after": property(lambda late: late._stall)},
         ("black_hole", "dripper", "crowd"),
+    ),
+    "usual lag": Rule(
+        "a node behind its neighbours does not pull what is coming",
+        {f"{CORE}.pace:ChunkPace.note_lag": always(None)},
+        ("slow_relay", "lab_slow_relay"),
     ),
     "proven holders": Rule(
         "who boasts is asked for one chunk",
@@ -128,12 +132,20 @@ RULES: Final = {
     ),
     "own line": Rule(
         "no node asks for more than its line carries",
-        {f"{CORE}.repair:_AHEAD": 1e9},
+        {
+            f"{CORE}.repair:Repair._plan": edited(
+                f"{CORE}.repair:Repair._plan", "2 * self._stall", "1e9 * self._stall"
+            )
+        },
         ("lab_adsl", "deltas", "late_joiners"),
     ),
     "credulity": Rule(
         "one claim does not bend the forest",
-        {f"{CORE}.receipts:_CREDULITY": 1e9},
+        {
+            f"{CORE}.receipts:Capacities.believe": edited(
+                f"{CORE}.receipts:Capacities.believe", "4 * median", "1e9 * median"
+            )
+        },
         ("boaster", "overclaim"),
     ),
     "receipts": Rule(
@@ -151,13 +163,21 @@ RULES: Final = {
         {"p2p.shardcast.bulk:MAX_UNFINISHED": HUGE},
     ),
     "waiting items": Rule(
-        "a peer that takes nothing is given up", {"p2p.shardcast.bulk:MAX_WAITING": HUGE}
+        "a peer that takes nothing is given up",
+        {
+            "p2p.shardcast.bulk:Sender.push_nowait": edited(
+                "p2p.shardcast.bulk:Sender.push_nowait", "> 64", "> 10**9"
+            )
+        },
     ),
     "rates": Rule(
         "a node keeps to its owner's rates",
         {"p2p.shardcast.bulk:Throttle()._bucket": UNLIMITED},
     ),
-    "indexes": Rule("a peer gets few indexes", {f"{CORE}.upload:MAX_INDEXES": HUGE}),
+    "indexes": Rule(
+        "a peer gets few indexes",
+        {f"{CORE}.upload:Upload.answer": edited(f"{CORE}.upload:Upload.answer", "<= 16", "")},
+    ),
     "manifests": Rule(
         "a publisher's versions take bounded memory",
         {f"{CORE}.statements:MAX_MANIFESTS": HUGE},
@@ -165,7 +185,7 @@ RULES: Final = {
     "rosters": Rule("rosters take bounded memory", {f"{CORE}.statements:MAX_ROSTERS": HUGE}),
     "fetches": Rule("few versions are fetched at once", {f"{CORE}.versions:MAX_FETCHES": HUGE}),
     "largest credit": Rule(
-        "a line is given a bounded credit", {f"{CORE}.queue:MAX_CREDIT": HUGE}, ("warm_far",)
+        "a line is given a bounded credit", {f"{CORE}.upload:MAX_CREDIT": HUGE}, ("warm_far",)
     ),
     "holders": Rule(
         "sources of a download take bounded memory", {f"{CORE}.download:MAX_HOLDERS": HUGE}

@@ -24,7 +24,7 @@ from p2p.node.process import check_platform
 from p2p.node.usage import expanded, host_port, interruptible, multiaddr
 from p2p.policy import PolicyVersion
 from p2p.shardcast.http.library import Library
-from p2p.swarm.swarm import SwarmConfig, SwarmHost
+from p2p.swarm.swarm import SwarmHost
 from p2p.world import World
 
 STATE: Final = ".shoal"
@@ -139,9 +139,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help=f"multiaddr to listen at (default: {LISTEN})")  # fmt: skip
     add("--http", type=host_port, metavar="HOST:PORT", help="offer it over HTTP as well")
     add("--json", action="store_true", help="one JSON object a line, instead of bars")
-
-
-PUNCHING: Final = SwarmConfig(punch=True)
 
 
 def relay_addr(text: str) -> Multiaddr:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -39,16 +39,12 @@ from p2p.shardcast.http.core.answers import (
     shard_path,
 )
 from p2p.shardcast.http.library import PIECE, Release, Shelf, index_of_file
-from p2p.shardcast.store import LONGEST_RETRY, Cores
-from p2p.wire import KI, MIB
+from p2p.shardcast.index import MAX_SIZE
+from p2p.shardcast.store import Cores
+from p2p.wire import KI
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
-
-MAX_FILE: Final = 256 * 1024 * MIB  # bytes of a version: what a policy may have
-LEAST_RATE: Final = 16 * KI
-"""Bytes per second below which a server is given up: one that sends a byte now and then is
-never silent."""
 
 
 class OriginsFailed(ShoalError):
@@ -115,7 +111,7 @@ class Origins:
                 self.says = f"waits: {error}"
                 logger.info("follow_waits reason=%s", error)
                 if isinstance(error, StorageError):  # what was fetched is fetched again
-                    await self._world.sleep(LONGEST_RETRY)
+                    await self._world.sleep(30.0)
             await self._world.sleep(2.0)
 
     async def fetch(self, entry: Listed) -> Release:
@@ -152,9 +148,9 @@ class Origins:
         """Write all shards where they belong; return the bytes of the whole."""
         self._came = 0
         # All shards have the size of the first, but for the last.
-        first = await self._fetch_shard(entry, 0, bases, part, 0, MAX_FILE)
-        if first * entry.shards > MAX_FILE:
-            raise BadMessage(f"version {entry.version} has over {MAX_FILE} bytes")
+        first = await self._fetch_shard(entry, 0, bases, part, 0, MAX_SIZE)
+        if first * entry.shards > MAX_SIZE:
+            raise BadMessage(f"version {entry.version} has over {MAX_SIZE} bytes")
         sizes = {0: first}
 
         async def fetch(shard: int) -> None:
@@ -207,7 +203,8 @@ class Origins:
                     passed = self._world.now() - begun
                     if count + len(data) > most:
                         raise BadMessage(f"more than {most} bytes")
-                    if passed > self._silence and count + len(data) < LEAST_RATE * passed:
+                    # One that sends a byte now and then is never silent.
+                    if passed > self._silence and count + len(data) < 16 * KI * passed:
                         raise BadMessage(f"{count} bytes in {passed:.0f} s: it drips")
                     await keep(count, data)
                     count += len(data)

@@ -25,7 +25,6 @@ import trio
 from p2p.cast.commandline import (
     LISTEN,
     OUT,
-    PUNCHING,
     STATE,
     Meter,
     add_common,
@@ -40,8 +39,8 @@ from p2p.cast.commandline import (
 from p2p.cast.modes import restore
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
-from p2p.cast.view import PIPED, CastState, Teller
-from p2p.cast.weight_v import MAX_VERSION, WEIGHT_V, folder_of, link, note_of, write_version
+from p2p.cast.view import CastState, Teller
+from p2p.cast.weight_v import WEIGHT_V, folder_of, link, note_of, write_version
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, NoRoom, StorageError, Unnameable
 from p2p.host import PEER_TROUBLE, Host
@@ -60,7 +59,7 @@ from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.http.library import PolicyLibrary
 from p2p.shardcast.index import Index
 from p2p.swarm.core.limits import LOOPBACK, reach_of
-from p2p.swarm.swarm import open_host
+from p2p.swarm.swarm import SwarmConfig, open_host
 
 
 def deliver(
@@ -266,7 +265,9 @@ async def _pull(options: argparse.Namespace) -> int:
             ours = inodes(state.rglob("*"))
             world = await enter(open_world(state))
             listen = options.listen or [LISTEN]
-            host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
+            host = await enter(
+                open_host(world=world, listen=listen, config=SwarmConfig(punch=True))
+            )
             # A pull is short: it opens no port of the router.
             quiet = NatConfig(reach=ReachConfig(map_port=False))
             nat = await enter(open_nat(host, world.signer, quiet))
@@ -482,7 +483,7 @@ class Pull:
             except NoRoom as error:
                 words = f"waits for room: {error}"
                 self._teller.event("waiting", words, waits_for=words)
-                await node.world.sleep_until(node.world.now() + PIPED)
+                await node.world.sleep_until(node.world.now() + 5.0)
         self._ours = inodes(made)
         if manifest.note:  # files have modes, or folders are empty
             modes = await node.tables.fetch(self._ticket.pusher, manifest.note)
@@ -506,10 +507,8 @@ class Pull:
         """Write a version in the form of `p2p.cast.weight_v`."""
         number, node, out = int(manifest.version) + 1, self._node, self._out
         _check_content(manifest, index, self._ticket)
-        if number > MAX_VERSION:
-            raise ConfigError(
-                f"a folder of --as {WEIGHT_V} has at most version {MAX_VERSION:,}"
-            )
+        if number > 999_999:  # six digits
+            raise ConfigError(f"a folder of --as {WEIGHT_V} has at most version 999,999")
         before = PolicyVersion(manifest.version - 1)
         with ExitStack() as pins:
             old = None

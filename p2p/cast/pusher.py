@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import trio
 
 from p2p.cast.commandline import (
     LISTEN,
-    PUNCHING,
     SOURCE,
     Meter,
     add_common,
@@ -53,9 +52,8 @@ from p2p.shardcast.http.library import PolicyLibrary, Shelf, release_of
 from p2p.shardcast.publisher import Digester, publish_alone, publish_next
 from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
-from p2p.swarm.swarm import open_host
+from p2p.swarm.swarm import SwarmConfig, open_host
 
-BUILT: Final = "weights"
 """Folder in a push's state with whole versions of a folder of weights."""
 
 
@@ -104,7 +102,9 @@ async def _push(options: argparse.Namespace) -> int:
             ending = await enter(until_told_to_end(is_done=options.expect is None))
             world, source = await enter(mounted(state, path))
             secret = await join_secret(world)
-            host = await enter(open_host(world=world, listen=[], config=PUNCHING))
+            host = await enter(
+                open_host(world=world, listen=[], config=SwarmConfig(punch=True))
+            )
             listen = options.listen or [Multiaddr.parse(LISTEN)]
             for port in await listen_again(world, host, listen):
                 words = f"port     another program has {port}, which tickets until now name:"
@@ -219,7 +219,7 @@ class Weights:
     """Versions of a folder in the form of `p2p.cast.weight_v`, built in a push's state."""
 
     def __init__(self, root: Path, state: Path, base: Path | None) -> None:
-        self._root, self._built = root, state / BUILT
+        self._root, self._built = root, state / "weights"
         self._base = None if base is None else existing(base)
         self._is_here: dict[int, None] = {}
         self._stamps: dict[int, object] = {}
@@ -263,13 +263,13 @@ class Weights:
             )
         await trio.to_thread.run_sync(self._build, number)
         try:
-            await node.shardcast.publish(version, f"{BUILT}/{number:06d}")
+            await node.shardcast.publish(version, f"{self._built.name}/{number:06d}")
         except LocalProtocolError as error:
             raise ConfigError(f"{folder_of(self._root, number)}: {error}") from error
         self._is_here[number] = None
         for old in [one for one in self._is_here if one < number - 1]:
             del self._is_here[old]
-            await node.world.disk.remove(f"{BUILT}/{old:06d}")
+            await node.world.disk.remove(f"{self._built.name}/{old:06d}")
         return version
 
     def _build(self, number: int) -> None:

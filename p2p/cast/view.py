@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from p2p.naming import printable_lines
 from p2p.node.process import is_terminal
@@ -18,11 +18,6 @@ from p2p.world import World
 
 if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
     from rich.progress import Progress
-
-PIPED: Final = 5.0
-"""Seconds between two lines where no terminal draws bars: enough for a log."""
-DRAWN: Final = 0.25
-"""Seconds between two updates of the bar: people perceive this as immediate."""
 
 
 @dataclass(slots=True)
@@ -65,7 +60,9 @@ class Teller:
         """What is waited for, without the figures that change."""
         self._drawn = 0
         """Number of frames drawn."""
-        self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
+        self.interval = 0.25 if is_terminal(sys.stdout) and not as_json else 5.0
+        """Seconds between two reports: people perceive bars so quick as immediate, and five
+        seconds are enough for a log."""
 
     def event(self, kind: str, text: str, **fields: object) -> None:
         """Report one event: ``text`` for people, ``fields`` for programs."""
@@ -114,7 +111,7 @@ class Teller:
         kind = "".join(sign for sign in text if not sign.isdigit())
         self._drawn = self._drawn + 1 if kind == self._cause else 0
         self._cause = kind
-        if text and self._drawn == SOON / DRAWN:
+        if text and self._drawn == SOON / self.interval:
             self.event("waiting", text)
 
     def state(self, state: CastState) -> None:

@@ -35,13 +35,6 @@ from p2p.wire import MIB
 WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
-MAX_VERSION: Final = 999_999
-_EXPONENTS: Final = {
-    "BF16": ("<u2", 0x7F80),
-    "F16": ("<u2", 0x7C00),
-    "F32": ("<u4", 0x7F800000),
-}
-"""Where the bits of a number's exponent are: all of them are set in NaN and infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +161,9 @@ def check_same_model(new: Mapping[str, Stored], old: Mapping[str, Stored], where
 
 
 def _check_finite(name: str, one: Stored, data: NDArray[np.uint8], where: Path) -> None:
-    kind, bits = _EXPONENTS.get(one.dtype, ("", 0))
+    # The bits of a number's exponent: all of them are set in NaN and infinity.
+    exponents = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000)}
+    kind, bits = exponents.get(one.dtype, ("", 0))
     if kind and data.size % np.dtype(kind).itemsize:
         raise ConfigError(f"{where}: {name} has not the bytes of whole numbers")
     if kind and (data.view(kind) & bits == bits).any():

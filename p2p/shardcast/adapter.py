@@ -29,7 +29,6 @@ DOWN: Final = ".lora_A"
 UP: Final = ".lora_B"
 """Suffix of the names of B (outputs, rank); the one above ends the names of A (rank, inputs).
 PEFT uses the same."""
-WEIGHT: Final = ".weight"
 
 _F32 = NDArray[np.float32]
 Bytes = bytes | bytearray | memoryview
@@ -92,7 +91,7 @@ def read_adapter_untrusted(
     targets = []
     for number, tensors in enumerate(policy):
         for place in tensors:
-            name = place.name.removesuffix(WEIGHT)
+            name = place.name.removesuffix(".weight")
             down, up = (by_name.pop(name + end, None) for end in (DOWN, UP))
             if down is None and up is None:
                 continue

@@ -41,10 +41,6 @@ from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 64
-"""Most items that may wait: one chunk (the core gives no more), and answers to a peer that asks
-repeatedly."""
-
 
 class Throttle:
     """Limits bytes to ``rate`` a second, with a second's worth at once after a pause. A rate of
@@ -80,10 +76,11 @@ class Sender:
         self._some = AutoResetEvent()
 
     def push_nowait(self, item: msg.Message | msg.ChunkHeader) -> None:
-        """Queue an item. A peer for which `MAX_WAITING` items pile up is given up."""
+        """Queue an item. A peer for which more than 64 pile up is given up: one chunk (the core
+        gives no more), and answers to a peer that asks repeatedly."""
         self._items.append(item)
         self._some.set()
-        if len(self._items) > MAX_WAITING:
+        if len(self._items) > 64:
             self.scope.cancel()
 
     async def run(self, host: Host, report: Callable[[ev.Event], object]) -> None:

@@ -54,12 +54,6 @@ from p2p.errors import BadMessage
 from p2p.shardcast.codec import pack_plane, unpack_plane_untrusted
 from p2p.wire import MIB
 
-OPAQUE: Final = 0
-"""Kind of bytes without known structure. Every other kind is the number of bytes of one
-value."""
-WIDTHS: Final = {OPAQUE: 1, 2: 2, 4: 4}
-"""Bytes of one value, by kind."""
-
 SEGMENT: Final = 2 * MIB
 """Number of values that are coded together, with one coding and in one buffer. In bf16 this is
 the largest span."""
@@ -68,12 +62,7 @@ _MORE: Final = 255
 """Byte that stands for itself plus the byte that follows."""
 _NIBBLE: Final = 15
 """Nibble that sends the reader to the plane of rests."""
-_MOST_SPARSE: Final = 1 / 2
-"""Largest share of changed values in a sparse segment; a reader refuses more. Above it dense
-wins (the two are level at 59 %), and the eight-byte integers of sparse would take a multiple of
-the memory of the values."""
 
-_WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
@@ -127,12 +116,13 @@ def decode_delta_untrusted(old: Bytes, wire: Bytes, size: int, kind: int) -> byt
 
 
 def _is_signed(kind: int, size: int) -> bool:
-    """Return True if the bit patterns are sign and magnitude, as in every float."""
-    return kind != OPAQUE and size % WIDTHS[kind] == 0
+    """Return True if the bit patterns are sign and magnitude, as in every float. ``kind`` is
+    the number of bytes of one value, or 0 for bytes without known structure."""
+    return kind != 0 and size % kind == 0
 
 
 def _segments(raw: Bytes, kind: int) -> Iterator[_Values]:
-    width = WIDTHS[kind] if _is_signed(kind, len(raw)) else 1
+    width = kind if _is_signed(kind, len(raw)) else 1
     values = np.frombuffer(raw, f"<u{width}")
     for first in range(0, len(values), SEGMENT):
         yield values[first : first + SEGMENT]
@@ -145,7 +135,9 @@ def _encode_segment(old: _Values, new: _Values, signed: bool) -> list[bytes]:
     if not len(places):
         return [bytes([Coding.SAME])]
     candidates = []
-    if len(places) <= _MOST_SPARSE * len(old):
+    # Beyond half dense wins (the two are level at 59 %), and the eight-byte integers of sparse
+    # would take a multiple of the memory of the values: a reader refuses more.
+    if 2 * len(places) <= len(old):
         steps = _steps(old[places], new[places], signed)
         candidates.append(_sparse(places, steps))
     # Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense),
@@ -188,7 +180,7 @@ def _sparse(places: _I64, steps: _Values) -> list[bytes]:
         bytes([Coding.SPARSE]),
         _CHANGES.pack(1, len(places), shift),
         *low,
-        _WORD.pack(len(high)),
+        len(high).to_bytes(4, "big"),
         *_put_plane(high),
         *_put_steps(steps - steps.dtype.type(1)),
     ]
@@ -249,7 +241,7 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 
 def _put_plane(stream: _U8) -> list[bytes]:
     wire = pack_plane(stream.tobytes(), is_number=True)
-    return [_WORD.pack(len(wire)), bytes(wire)]
+    return [len(wire).to_bytes(4, "big"), bytes(wire)]
 
 
 def _put_planes(values: _Values) -> Iterator[bytes]:
@@ -298,7 +290,7 @@ class _Reader:
         """Read the changed places of a segment and their steps."""
         values = len(old)
         classes, count, shift = _CHANGES.unpack(self.take(_CHANGES.size))
-        if classes != 1 or count > _MOST_SPARSE * values or shift > 31:
+        if classes != 1 or 2 * count > values or shift > 31:
             raise BadMessage(
                 f"{count} changes in {classes} classes among {values} values, gaps shifted by"
                 f" {shift}"
@@ -321,7 +313,7 @@ class _Reader:
 
     def gaps(self, count: int, values: int) -> _I64:
         """Read the gaps without their low bits."""
-        (size,) = _WORD.unpack(self.take(_WORD.size))
+        size = int.from_bytes(self.take(4), "big")
         if size > count + values // _MORE:
             raise BadMessage(f"{size} bytes for {count} gaps among {values} values")
         gaps = _unescaped(self.plane(size))  # together at most 255 * size: no sum overflows
@@ -351,7 +343,7 @@ class _Reader:
 
     def plane(self, size: int) -> _U8:
         """Read a plane of ``size`` bytes."""
-        (stored,) = _WORD.unpack(self.take(_WORD.size))
+        stored = int.from_bytes(self.take(4), "big")
         wire = self.take(stored)
         if stored == size:
             return np.frombuffer(wire, np.uint8)

@@ -30,7 +30,6 @@ from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import (
     MAX_ROSTER,
     MAX_ROSTER_BYTES,
-    MAX_RUN_ID,
     PROTOCOL_ID,
     ROSTER_ENTRY,
     PolicyVersion,
@@ -209,7 +208,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
         fields, int, bytes, bytes, int, bytes, what="roster"
     )
     origin = decode_peer_id_untrusted(author)
-    if not 0 < len(named) <= MAX_RUN_ID or named != run:
+    if named != run:
         raise BadMessage("a roster of another run")
     if (
         not 0 <= epoch <= 2**53

@@ -12,6 +12,7 @@ whose compressors differ serve each other, and an origin signs before it has com
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -42,7 +43,6 @@ _COUNT: Final = struct.Struct(">I")
 _FILE: Final = struct.Struct(">HQ")
 _SPAN: Final = struct.Struct(f">{DIGEST_BYTES}sIB")
 MAX_INDEX: Final = _COUNT.size + MAX_FILE_TABLE + MAX_CHUNKS * _SPAN.size
-_FORBIDDEN: Final = frozenset(map(chr, range(32))) | frozenset('\\:*?"<>|\x7f')
 """Characters that no path may contain: control characters, and those that are special on
 Windows."""
 
@@ -159,7 +159,7 @@ def is_path(path: str) -> bool:
     return (
         # Bytes of one file's path in UTF-8.
         0 < len(raw) <= 512
-        and _FORBIDDEN.isdisjoint(path)
+        and not re.search(r'[\x00-\x1f\x7f\\:*?"<>|]', path)
         and all(
             name
             and not name.startswith((".", " "))

@@ -21,7 +21,6 @@ from p2p.wire import KI, MIB
 
 LENGTH_BYTES: Final = 8
 """Number of bytes in front of a safetensors header that give its length."""
-_KINDS: Final = {"BF16": 2, "F16": 2, "F32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def _tensor(name: str, value: Any, start: int) -> Tensor | None:
     begin, end = span
     if not (type(begin) is int and type(end) is int and 0 <= begin <= end < 1 << 63):
         return None
-    kind, size = _KINDS.get(dtype, 0), end - begin
+    kind, size = {"BF16": 2, "F16": 2, "F32": 4}.get(dtype, 0), end - begin
     kind = kind if kind and not size % kind else 0
     shape = value.get("shape")
     if not isinstance(shape, list) or not all(type(one) is int and one >= 0 for one in shape):

@@ -43,9 +43,6 @@ from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Protocol of control messages, and the domain of everything that SHARDCAST signs."""
 
-MAX_ENCODINGS: Final = 16
-"""Most encodings of a version: an anchor and patches. Publishers make one patch; older versions
-of Shoal made up to seven."""
 MAX_MANIFEST: Final = 4 * KI
 """Most bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest,
 rounded up."""
@@ -53,8 +50,6 @@ MAX_ROSTER: Final = 4 * KI
 """Most peers of one roster."""
 ROSTER_ENTRY: Final = PEER_ID_BYTES + 1
 """Bytes of one peer in a roster: peer id and capacity class."""
-MAX_RUN_ID: Final = 64
-"""Most bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Most bytes of a signed roster: 157 KiB, and the rest rounded up."""
 
@@ -205,9 +200,10 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     unpacked = unpack_untrusted(content)
     has_note = isinstance(unpacked, list) and len(unpacked) > len(kinds)
     fields = fields_untrusted(unpacked, *kinds, *[bytes] * has_note, what="manifest")
-    encodings = tuple(
-        _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
-    )
+    # An anchor and patches: publishers make one patch, and older versions of Shoal up to seven.
+    if len(fields[7]) > 16:
+        raise BadMessage(f"a manifest with {len(fields[7])} encodings")
+    encodings = tuple(map(_decode_encoding_untrusted, fields[7]))
     publisher = decode_peer_id_untrusted(fields[0])
     note = fields[8] if has_note else b""
     if has_note and len(note) != DIGEST_BYTES:
@@ -245,8 +241,8 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
 
 
 def _check(made: Manifest) -> None:
-    if not 0 < len(made.run) <= MAX_RUN_ID or len(made.weights_digest) != DIGEST_BYTES:
-        raise BadMessage("a manifest's run id or weights digest has the wrong length")
+    if len(made.weights_digest) != DIGEST_BYTES:
+        raise BadMessage("a manifest's weights digest has the wrong length")
     if not (
         0 <= made.version <= MAX_POLICY and NO_POLICY <= made.previous_version < made.version
     ):
@@ -257,7 +253,7 @@ def _check(made: Manifest) -> None:
         raise BadMessage("a manifest's size is out of bounds")
     anchors = sum(e.name == ANCHOR and e.base == NO_POLICY for e in made.encodings)
     names = {(e.name, e.base) for e in made.encodings}
-    if anchors != 1 or len(made.encodings) > MAX_ENCODINGS or len(names) != len(made.encodings):
+    if anchors != 1 or len(names) != len(made.encodings):
         raise BadMessage("a manifest needs one anchor and distinct encodings")
     if not all(e.base < made.version for e in made.encodings):
         raise BadMessage("a manifest's patch is on no older version")

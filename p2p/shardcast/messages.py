@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, Final
 
 from p2p.errors import BadMessage
@@ -244,15 +245,12 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
 _POLICY: Final = Codec(bytes, decode=_digest_untrusted)
 _SIGNED: Final = Codec(bytes, decode=_manifest_untrusted)
 _RANGES: Final = Codec(bytes, pack_ranges, unpack_ranges_untrusted)
-_PEERS: Final = Codec(
-    bytes, lambda all_: b"".join(one.digest for one in all_), _names_untrusted
-)
-_ROWS: Final = Codec(
-    bytes, lambda rows: b"".join(_RECEIPT_ROW.pack(*row) for row in rows), _rows_untrusted
-)
 _TABLE: Final = MessageTable[Message](
     "shardcast message",
-    ("hello", Hello, _between(-1, _MAX_COUNT), _PEERS),
+    (
+        "hello", Hello, _between(-1, _MAX_COUNT),
+        Codec(bytes, lambda peers: b"".join(one.digest for one in peers), _names_untrusted),
+    ),
     ("policy", PolicyNews, _SIGNED, Codec(bytes)),
     ("roster", RosterNews, Codec(bytes)),
     ("evidence", Evidence, _SIGNED, _SIGNED),
@@ -263,8 +261,11 @@ _TABLE: Final = MessageTable[Message](
     ("want", Want, _POLICY, Codec(list, list, _chunks_untrusted)),
     ("credit", Credit, _POLICY, _between(0, MAX_CHUNKS), _between(0, 2 * MAX_CHUNKS)),
     ("blame", Blame, _POLICY, Codec(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)),
-    ("receipt", Receipt, _POLICY, _between(1, _MAX_COUNT), _ROWS),
-)
+    (
+        "receipt", Receipt, _POLICY, _between(1, _MAX_COUNT),
+        Codec(bytes, lambda rows: b"".join(starmap(_RECEIPT_ROW.pack, rows)), _rows_untrusted),
+    ),
+)  # fmt: skip
 
 
 def encode_message(message: Message) -> bytes:

@@ -31,8 +31,7 @@ MAX_RUN: Final = 8 * MIB
 it codes the run. It is two segments of bf16; half of it costs nothing yet, a quarter 2.5 % more
 bytes."""
 _ROW: Final = struct.Struct(">II")
-_TAIL: Final = struct.Struct(f">{DIGEST_BYTES}sII")
-TAIL_BYTES: Final = _TAIL.size
+TAIL: Final = struct.Struct(f">{DIGEST_BYTES}sII")
 Bytes = bytes | memoryview
 
 
@@ -111,18 +110,18 @@ def encode_table(
 ) -> bytes:
     """Return the table that follows the deltas, whose sizes are ``wires``."""
     rows = [_ROW.pack(run.end - run.first, wire) for run, wire in zip(runs, wires, strict=True)]
-    tail = _TAIL.pack(base.digest, len(runs), len(index.data))
+    tail = TAIL.pack(base.digest, len(runs), len(index.data))
     return b"".join([*rows, index.data, tail])
 
 
 def table_bytes_untrusted(tail: bytes, size: int) -> int:
     """Return the bytes of the table, tail included, of a patch of ``size`` bytes. Raise
     `BadMessage` if it can have none."""
-    if len(tail) != TAIL_BYTES:
+    if len(tail) != TAIL.size:
         raise BadMessage("a patch is cut off")
-    _, runs, length = _TAIL.unpack(tail)
-    table: int = runs * _ROW.size + length + TAIL_BYTES
-    most = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL_BYTES  # 3.1 MiB
+    _, runs, length = TAIL.unpack(tail)
+    table: int = runs * _ROW.size + length + TAIL.size
+    most = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL.size  # 3.1 MiB
     if not 0 < runs <= MAX_CHUNKS or table > min(size, most):
         raise BadMessage(f"a patch of {size} bytes has a table of {table} for {runs} runs")
     return table
@@ -131,8 +130,8 @@ def table_bytes_untrusted(tail: bytes, size: int) -> int:
 def decode_table_untrusted(data: bytes) -> PatchTable:
     """Decode the table of a patch, as long as `table_bytes_untrusted` says. Raise `BadMessage`
     if it is malformed."""
-    base, runs, length = _TAIL.unpack(data[-TAIL_BYTES:])
-    if len(data) != runs * _ROW.size + length + TAIL_BYTES:
+    base, runs, length = TAIL.unpack(data[-TAIL.size :])
+    if len(data) != runs * _ROW.size + length + TAIL.size:
         raise BadMessage("a patch's table is cut off")
     end = runs * _ROW.size
     rows = tuple(_ROW.iter_unpack(data[:end]))

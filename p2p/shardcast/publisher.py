@@ -33,13 +33,7 @@ from p2p.shardcast.index import (
 )
 from p2p.shardcast.layout import Tensor, cut_files, span_for
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, PolicyVersion
-from p2p.shardcast.patch import (
-    SpanRun,
-    encode_run,
-    encode_table,
-    is_alike,
-    runs_of,
-)
+from p2p.shardcast.patch import SpanRun, encode_run, encode_table, is_alike, runs_of
 from p2p.shardcast.store import (
     DRAFT,
     HASH_RATE,
@@ -55,10 +49,6 @@ from p2p.world import DiskEntry, World
 PACKED_AHEAD: Final = 16 * MIB
 """Raw bytes at the front of a version that are packed before it is signed. From them the
 manifest estimates the bytes on the wire, and the first chunks wait for no core."""
-
-_MOST_PATCH: Final = 0.8
-"""The largest patch worth offering, as a fraction of the anchor: patches cost their receivers
-more work, and room on their disks."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +66,11 @@ class Digested:
         packed = sum(map(len, self.wires.values()))
         raw = sum(self.index.spans[chunk].size for chunk in self.wires)
         return max(1, packed * self.index.size // raw)
+
+    def is_worth(self, patch: int) -> bool:
+        """Return True if a patch of this many bytes, instead of the whole, is worth the work
+        that it costs its receivers, and the room on their disks."""
+        return patch <= 0.8 * self.wire
 
 
 def encode_spans(
@@ -353,12 +348,12 @@ class PolicyPublisher:
                 await self._store.cores.for_each(some, encode)
                 made = [delta for run in some if (delta := deltas.pop(run.first)) is not None]
                 wires += map(len, made)
-                if len(made) < len(some) or sum(wires) > _MOST_PATCH * digested.wire:
+                if len(made) < len(some) or not digested.is_worth(sum(wires)):
                     return None
                 await self._disk.append(draft, b"".join(made))
         table = encode_table(base.index, index, runs, wires)
         size = sum(wires) + len(table)
-        if size > _MOST_PATCH * digested.wire:
+        if not digested.is_worth(size):
             return None
         await self._disk.append(draft, table)
         return await self._digest_draft(draft, size)
@@ -381,7 +376,7 @@ class PolicyPublisher:
         size = entries[0].size
         runs = runs_of(index)
         table = encode_table(base.index, index, runs, [size, *[0] * (len(runs) - 1)])
-        if size + len(table) > _MOST_PATCH * digested.wire:
+        if not digested.is_worth(size + len(table)):
             return None
         right = 0
 

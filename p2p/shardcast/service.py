@@ -33,7 +33,7 @@ from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
 from p2p.shardcast.publisher import PolicyPublisher
-from p2p.shardcast.store import FIRST_RETRY, DiskTrial, PolicyStore, StoredPolicy
+from p2p.shardcast.store import DiskTrial, PolicyStore, StoredPolicy
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -445,7 +445,7 @@ class Shardcast:
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
             return
-        self._disk.pause = FIRST_RETRY
+        self._disk.rest()
         self._note_trouble(None)
         self._driver.feed(ev.Stored(policy))
         self._whole_one.notify_all()

@@ -58,7 +58,7 @@ from p2p.shardcast.manifest import (
     decode_manifest_untrusted,
 )
 from p2p.shardcast.patch import (
-    TAIL_BYTES,
+    TAIL,
     PatchRun,
     SpanRun,
     apply_run_untrusted,
@@ -79,11 +79,6 @@ WHOLE: Final = (".safetensors", ".files")
 """Suffixes of a complete policy: of one file, and of a folder."""
 PATCH_FILE: Final = ".patch"
 """Suffix of the file of a complete patch."""
-FIRST_RETRY: Final = 5.0
-"""Seconds until a disk that refused is tried again for the first time."""
-LONGEST_RETRY: Final = 30.0
-"""Longest pause between two trials, in seconds. A person who has made room waits at most this
-long. It means 120 trials, 120 MiB, an hour."""
 HASH_RATE: Final = 3e9
 """Modelled cost of reading spans back: bytes of BLAKE3 per second on one core."""
 DRAFT: Final = "publishing"
@@ -268,14 +263,19 @@ class DiskTrial:
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._trial = f"{folder}/trial"
-        self.pause = FIRST_RETRY
-        """Seconds until the next trial."""
+        self.rest()
+
+    def rest(self) -> None:
+        """Begin the next wait with a short pause, since the disk has taken data."""
+        self._pause = 5.0
 
     async def wait(self, needed: int = 0) -> None:
         """Pause, then return once the disk takes data and has ``needed`` bytes free."""
         while True:
-            await self._world.sleep(self.pause)
-            self.pause = min(2 * self.pause, LONGEST_RETRY)
+            await self._world.sleep(self._pause)
+            # A person who has made room waits at most this long. It means 120 trials, 120 MiB,
+            # an hour.
+            self._pause = min(2 * self._pause, 30.0)
             if await self.takes_data(needed):
                 return
 
@@ -505,7 +505,7 @@ class PolicyStore:
         """Return the index that a patch leads to, and its runs. Raise `BadMessage` if it is
         malformed."""
         size = entry.index.size
-        tail = await self._disk.read(entry.weights, max(0, size - TAIL_BYTES), TAIL_BYTES)
+        tail = await self._disk.read(entry.weights, max(0, size - TAIL.size), TAIL.size)
         room = size - table_bytes_untrusted(tail, size)
         table = decode_table_untrusted(await self._disk.read(entry.weights, room, size - room))
         index = entry.manifest.index_untrusted(table.index)

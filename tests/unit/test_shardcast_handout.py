@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from p2p.bounded import BoundedDict
 from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.core.handout import GiftEvent, GiftStage, HandOut
-from p2p.shardcast.core.queue import MAX_CREDIT, Lines
+from p2p.shardcast.core.upload import MAX_CREDIT
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion
@@ -23,9 +24,9 @@ def forest_of(peers: int, upload: float = 1e6, epoch: int = 1) -> Forest:
     return build_forest(Roster.sign(KEYS[0], b"run", epoch, entries), PolicyVersion(1))
 
 
-def hand_out(forest: Forest, chunks: int = 200, lines: Lines | None = None) -> HandOut:
+def hand_out(forest: Forest, chunks: int = 200) -> HandOut:
     anchored = Encoding.anchor(index_of([b"%d" % n for n in range(chunks)]), chunks * 64 * KI)
-    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines or Lines())
+    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=BoundedDict(64))
 
 
 def homes(upload: float, chunks: int = 200, peers: int = 7) -> HandOut:
@@ -72,6 +73,34 @@ def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
     fail(handout, bad)
     assert give_all(handout, 1.0) == {}
     assert handout.exhausted
+
+
+def test_a_root_that_lets_a_deadline_pass_gets_nothing_until_it_has_confirmed_all() -> None:
+    handout = homes(5e6)
+    given = give_all(handout, 0.0)
+    slow, *quick = handout.forest.roots
+    for peer in quick:
+        handout.confirm(peer, len(given[peer]), 999, 0.4)
+    handout.expire(0.5)
+    again = give_all(handout, 0.5)
+    assert set(given[slow]) <= {chunk for chunks in again.values() for chunk in chunks}
+    assert slow not in again
+    handout.confirm(slow, 1, 999, 0.6)
+    assert handout.give(lambda peer: peer == slow, 0.6) is None
+    handout.confirm(slow, len(given[slow]), 999, 0.7)
+    assert handout.give(lambda peer: peer == slow, 0.7) is not None
+
+
+def test_two_reports_of_two_peers_demote_a_root_and_each_peer_has_one() -> None:
+    handout = homes(5e6)
+    root, other, *peers = handout.forest.roots
+    assert not handout.report(root, root)
+    assert not handout.report(root, peers[0])
+    assert not handout.report(root, peers[0])
+    assert not handout.report(other, peers[0]), "it has had its report"
+    assert not handout.report(root, KEYS[40].peer_id), "a stranger"
+    assert handout.report(root, peers[1])
+    assert root not in give_all(handout, 0.1)
 
 
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:

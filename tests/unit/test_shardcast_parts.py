@@ -12,10 +12,11 @@ from p2p.machine import open_world
 from p2p.shardcast.bulk import Throttle
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.download import MAX_HOLDERS, Availability, LateChunks
-from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.pace import ChunkPace
+from p2p.shardcast.core.upload import SendQueue
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.messages import ChunkHeader
-from p2p.wire import MIB
+from p2p.wire import KI, MIB
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
 POLICY = bytes(32)
@@ -46,6 +47,16 @@ def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> N
     late.mark_late(2.0, 1.0)
     assert late.urgent == ChunkSet.of([1, 2])
     assert late.due(1.0) == math.inf
+
+
+def test_a_node_that_is_usually_behind_its_neighbours_waits_for_what_is_coming() -> None:
+    """It pulled what was waiting on its own slow line, which so came twice."""
+    pace = ChunkPace(64 * KI, 0.0, 0.5)
+    for tenth in range(40):
+        pace.note_lag(3.0)
+        pace.note_arrival(tenth / 10, pushed=True)
+    assert pace.patience(100) == pytest.approx(6.0, rel=0.01)
+    assert pace.patience(4) == pace.silence(4) < 1.0, "its line is about to be idle"
 
 
 def test_beyond_enough_holders_a_have_list_only_spares_a_push() -> None:

@@ -18,7 +18,7 @@ from p2p.shardcast import PolicyVersion, ShardcastConfig
 from p2p.shardcast.codec import PATCH
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.patch import (
-    TAIL_BYTES,
+    TAIL,
     apply_run_untrusted,
     decode_table_untrusted,
     encode_run,
@@ -219,7 +219,7 @@ def test_a_patch_is_runs_and_a_table() -> None:
     delta = encode_run(run, base.spans, old.tobytes(), new.tobytes())
     assert delta is not None
     patch = delta + encode_table(base, index, [run], [len(delta)])
-    room = len(patch) - table_bytes_untrusted(patch[-TAIL_BYTES:], len(patch))
+    room = len(patch) - table_bytes_untrusted(patch[-TAIL.size :], len(patch))
     table = decode_table_untrusted(patch[room:])
     assert (table.base, table.index) == (base.digest, index.data)
     (row,) = patch_runs_untrusted(table, index, room)
@@ -254,7 +254,7 @@ def test_runs_that_do_not_add_up_are_bad_messages(
 
 
 @pytest.mark.parametrize(
-    "tail", [b"", bytes(TAIL_BYTES), bytes(32) + struct.pack(">II", 1, 1 << 31)]
+    "tail", [b"", bytes(TAIL.size), bytes(32) + struct.pack(">II", 1, 1 << 31)]
 )
 def test_tails_that_cannot_be_are_bad_messages(tail: bytes) -> None:
     with pytest.raises(BadMessage):

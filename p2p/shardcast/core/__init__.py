@@ -10,9 +10,9 @@ owns its own state; a part changes another's only by calling a method that says 
   owed to others;
 - `pace`: how long to wait, by how chunks have come;
 - `repair`: what to ask of which holder, when to give up on it, and what to call off;
-- `upload`: what to send to which peer (stripes, requests, credit), what to tell neighbours,
-  parents, subscribers and children, and what the uplink carries;
-- `queue`, per peer: the bulk stream, what is under way and waits on it;
+- `upload`: what to send to which peer (stripes, requests, credit), what is under way and waits
+  on the bulk stream to each, what to tell neighbours, parents, subscribers and children, and
+  what the uplink carries;
 - `handout`: which of this node's own versions goes out and which is next; per version, which
   root gets which chunk, and what is given again;
 - `receipts`: what peers report of roots and relays, and what is believed of their lines.

@@ -64,7 +64,6 @@ class ShardcastCore:
     ) -> None:
         self.stats = ShardcastStats()
         self._local = local
-        self._config = config
         self.statements = statements
         """Signed statements of publishers, as far as known."""
         self._versions = Versions(local, statements, config.stall, selection)
@@ -212,12 +211,7 @@ class ShardcastCore:
             case _:
                 assert_never(message)
 
-    def _holders_say(
-        self,
-        peer: PeerId,
-        message: msg.ChunkMessage,
-        download: Download,
-    ) -> None:
+    def _holders_say(self, peer: PeerId, message: msg.ChunkMessage, download: Download) -> None:
         if isinstance(message, msg.Have | msg.Taken | msg.Skipped):
             chunks = ChunkSet.of_ranges(message.ranges)
             if chunks.end > download.count:
@@ -478,7 +472,7 @@ class ShardcastCore:
         self._versions.close(name)
 
     def _drop(self, name: bytes) -> None:
-        download = self._versions.drop(name)
+        download = self._downloads.pop(name, None)
         if download is not None:
             self._repair.forget(download)
         self._origin.forget(name)

@@ -21,9 +21,6 @@ from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import Encoding, Manifest
 from p2p.shardcast.messages import ChunkHeader
 
-MAX_SUBSCRIBERS: Final = 16
-"""Most peers outside the neighbourhood that hear of new chunks because they asked. The oldest
-is replaced."""
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
 asked."""
@@ -114,7 +111,7 @@ class LateChunks:
     """The missing chunks of one version: seen at others, withheld by a parent, or urgent.
 
     A chunk that a neighbour has is *seen*: the forest will probably push it soon. It becomes
-    urgent when it has been seen for `ChunkPace.silence`, when the peer that was first to have
+    urgent when it has been seen for `ChunkPace.patience`, when the peer that was first to have
     it is lost, when a request for it failed, or at once when a parent says that it will not
     push it.
 
@@ -165,14 +162,14 @@ class LateChunks:
         """Mark a chunk as urgent."""
         self.urgent = self.urgent.including(chunk)
 
-    def note_arrival(self, chunk: int, now: float) -> None:
-        """Record that a chunk has arrived."""
+    def note_arrival(self, chunk: int, now: float) -> float:
+        """Record that a chunk has arrived; return when it was first seen, or ``now``."""
         passed = self._passed.pop(chunk, None)
         if passed is not None:
             self._behind.observe(now - passed)
         self.overdue = self.overdue.excluding(chunk)
         self.urgent = self.urgent.excluding(chunk)
-        self._seen.pop(chunk, None)
+        return self._seen.pop(chunk, (now,))[0]
 
     def lose(self, peer: PeerId, requested: ChunkSet) -> None:
         """Make the chunks urgent that `peer` was first to have, unless they are requested
@@ -206,12 +203,6 @@ class LateChunks:
         return due
 
 
-_MOST_INQUIRIES: Final = 5
-"""Number of fruitless inquiries after which a patch, or an old version, counts as gone. Each
-waits twice as long as the one before, so a node asks some 225 times during an hour without its
-origin."""
-
-
 @dataclass(slots=True)
 class Request:
     """A chunk requested from a peer."""
@@ -229,10 +220,9 @@ def _bounded() -> BoundedDict[PeerId, int]:
 class Sharing:
     """What this node owes other peers of one version. `Upload` writes it."""
 
-    subscribers: BoundedDict[PeerId, None] = field(
-        default_factory=lambda: BoundedDict(MAX_SUBSCRIBERS)
-    )
-    """Peers beyond the usual that get have-lists."""
+    subscribers: BoundedDict[PeerId, None] = field(default_factory=lambda: BoundedDict(16))
+    """Peers beyond the usual that get have-lists, because they asked. The oldest is
+    replaced."""
     new: ChunkSet = EMPTY
     """Chunks to announce."""
     withheld: dict[tuple[PeerId, int, int], ChunkSet] = field(default_factory=dict)
@@ -263,6 +253,11 @@ class Sharing:
 
 class Download:
     """The state of one version at one node, from its first announcement on."""
+
+    _most_inquiries: Final = 5
+    """Number of fruitless inquiries after which a patch, or an old version, counts as gone.
+    Each waits twice as long as the one before, so a node asks some 225 times during an hour
+    without its origin."""
 
     def __init__(
         self, manifest: Manifest, now: float, stall: float, encoding: Encoding | None = None
@@ -297,8 +292,6 @@ class Download:
         self.verified = EMPTY
         """Chunks that have arrived and have the right digest."""
         self._requested = EMPTY
-        self._left = self.count
-        """The number of chunks that have not arrived."""
         self.availability = Availability()
         """Chunks that each peer claims to hold or no longer needs."""
         self.holders: Mapping[PeerId, ChunkSet] = self.availability.holders
@@ -320,7 +313,6 @@ class Download:
     def resume(self, index: Index, verified: ChunkSet, *, stored: bool) -> None:
         """Take the chunks that the disk holds of a version, which is not being handed out."""
         self.index, self.stored, self.verified = index, stored, verified
-        self._left -= len(verified)
         self.pull_only = not stored and not self.is_whole
 
     def __repr__(self) -> str:
@@ -329,6 +321,10 @@ class Download:
         )
 
     # What it is
+
+    @property
+    def _left(self) -> int:
+        return self.count - len(self.verified)
 
     @property
     def left_bytes(self) -> int:
@@ -348,7 +344,7 @@ class Download:
         missing chunk."""
         needed = self.wanted - self.verified
         return (
-            self.inquiries >= _MOST_INQUIRIES
+            self.inquiries >= self._most_inquiries
             and not self.requests
             and not any(chunks & needed for chunks in self.holders.values())
         )
@@ -361,7 +357,7 @@ class Download:
     @property
     def is_whole(self) -> bool:
         """True if every chunk is verified."""
-        return not self._left
+        return self.verified == self.all
 
     @property
     def is_done(self) -> bool:
@@ -384,8 +380,11 @@ class Download:
 
     @property
     def patience(self) -> float:
-        """Seconds without a pushed chunk after which this node pulls all, and that other peers
-        may hold a chunk before this node pulls it."""
+        """Seconds that other peers may hold a chunk before this node pulls it."""
+        return self._pace.patience(self._left)
+
+    @property
+    def _silence(self) -> float:
         return self._pace.silence(self._left)
 
     def note_inquiry(self, now: float, *, found: bool) -> bool:
@@ -396,7 +395,9 @@ class Download:
         did not help.
         """
         self.inquiries += 1
-        self.inquire_at = now + self.patience * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
+        self.inquire_at = now + self._silence * 2 ** min(
+            self.inquiries - 1, self._most_inquiries
+        )
         is_stuck = not found or self.inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck
@@ -417,7 +418,7 @@ class Download:
 
     def late(self, now: float) -> ChunkSet:
         """Return the missing chunks to pull now."""
-        if self.pull_only or now >= self._pace.pushed_at + self.patience:
+        if self.pull_only or now >= self._pace.pushed_at + self._silence:
             return self.missing
         return self.lateness.urgent & self.missing
 
@@ -480,13 +481,13 @@ class Download:
         self.reject(chunk)
         self.verified = self.verified.including(chunk)
         self.first_at = min(self.first_at, now)
-        self._left -= 1
-        self.lateness.note_arrival(chunk, now)
+        seen = self.lateness.note_arrival(chunk, now)
         if pushed:
             self.lateness.note_pushed(chunk, self.missing, now)
+            self._pace.note_lag(now - seen)
         self._pace.note_arrival(now, pushed=pushed)
         self.inquiries = 0
-        self.inquire_at = now + self.patience
+        self.inquire_at = now + self._silence
         self.availability.note_held(peer, ChunkSet(1 << chunk))
 
     def reject(self, chunk: int) -> None:

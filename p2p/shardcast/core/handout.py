@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast import messages as msg
 from p2p.shardcast.config import ShardcastConfig
@@ -44,9 +45,10 @@ from p2p.shardcast.core.pace import (
     longest_wait,
     shortest_wait,
 )
-from p2p.shardcast.core.queue import MAX_CREDIT, RECENT, Line, Lines
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.core.receipts import QUORUM, Capacities, Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS, Statements
+from p2p.shardcast.core.upload import CREDIT, MAX_CREDIT, RECENT
 from p2p.shardcast.forest import MESH, Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 
@@ -68,9 +70,12 @@ class GiftStage(Enum):
     DOUBTED = auto()
     """The chunk is given again after all others."""
 
+    @property
+    def is_urgent(self) -> bool:
+        """True if the chunk is given before any new one."""
+        return self in (GiftStage.LATE, GiftStage.AGAIN)
 
-_URGENT: Final = (GiftStage.LATE, GiftStage.AGAIN)
-"""Stages of chunks that are given before any new one."""
+
 _S: Final = GiftStage
 
 
@@ -118,6 +123,41 @@ class GivenChunk:
     repeated: float = -math.inf
     """Time from which peers that miss the chunk last had reason to expect it along another
     stripe."""
+
+
+class Line:
+    """Round trip and credit of the line to one peer.
+
+    A line is kept busy by as much as fits on it: its rate times its round trip, and a little to
+    choose from when the first of that has arrived. Less, and it idles between a word that a
+    chunk came and the next chunk; more, and what a slow peer hoards a fast one could have
+    carried.
+    """
+
+    __slots__ = ("_round_trip",)
+
+    def __init__(self) -> None:
+        self._round_trip: float | None = None
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a round trip; 0.1 s before the first measurement."""
+        # Seconds that a round trip is taken for before it is measured: within a continent, or
+        # across one ocean. It decides how many chunks the first roots get ahead.
+        return 0.1 if self._round_trip is None else self._round_trip
+
+    def note_round_trip(self, sample: float) -> None:
+        """Note a round trip of ``sample`` seconds, which may include waiting."""
+        before = self._round_trip
+        if before is None or sample < before:
+            self._round_trip = sample
+        else:
+            self._round_trip = before + (sample - before) / 8
+
+    def credit(self, rate: float) -> int:
+        """Return how many unconfirmed chunks a root on this line may have if its children take
+        ``rate`` chunks a second."""
+        return min(MAX_CREDIT, CREDIT + int(rate * self.round_trip))
 
 
 class Root:
@@ -248,7 +288,7 @@ class HandOut:
         now: float,
         stall: float,
         *,
-        lines: Lines,
+        lines: BoundedDict[PeerId, Line],
         told: Availability | None = None,
     ) -> None:
         """Start to hand out ``encoding`` of ``version``.
@@ -337,11 +377,14 @@ class HandOut:
         before = chunk.stage
         ended, begun = event.value
         chunk.stage = after = begun if before in ended else before
-        for table, stages in (self._again, _URGENT), (self._doubted, (GiftStage.DOUBTED,)):
-            if after not in stages:
-                table.pop(number, None)
-            elif before not in stages:
-                table[number] = None
+        if not after.is_urgent:
+            self._again.pop(number, None)
+        elif not before.is_urgent:
+            self._again[number] = None
+        if after is not GiftStage.DOUBTED:
+            self._doubted.pop(number, None)
+        elif before is not GiftStage.DOUBTED:
+            self._doubted[number] = None
 
     def _settle(self, gifts: list[Gift], event: GiftEvent) -> None:
         """Apply an event to one root's gifts. Chunks that another root has been given since
@@ -433,7 +476,8 @@ class HandOut:
         guess = 1 / (rate or SLOW_LINK / self._chunk_bytes)
         waits = (wait(self._chunk_bytes, self._stall) for wait in (shortest_wait, longest_wait))
         patience = Patience(guess, *waits)
-        self._roots[peer] = Root(stripe, self._lines.to(peer), rate, patience)
+        line = self._lines[peer] = self._lines.get(peer) or Line()
+        self._roots[peer] = Root(stripe, line, rate, patience)
 
     def regroup(self, forest: Forest, gone: Callable[[PeerId], bool], now: float) -> None:
         """Give chunks along ``forest``, made from a new roster, from now on.
@@ -577,7 +621,7 @@ class HandOut:
             self.is_resumed or chunk.stage is GiftStage.DOUBTED or chunk.asker not in (None, by)
         )
         chunk.asker = chunk.asker or by
-        if chunk.stage in _URGENT:
+        if chunk.stage.is_urgent:
             return False
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
@@ -617,12 +661,6 @@ class HandOut:
                     self._advance(number, GiftEvent.HOLD)
 
 
-_SETTLE: Final = 0.5
-"""Time between a newcomer's first message, or a peer's receipt, and the next roster, in
-multiples of the shortest wait. Other peers often follow closely, as when a machine room
-starts."""
-
-
 class Origin:
     """Hands out one version at a time. The next starts when the one before has left; versions
     in between are skipped.
@@ -641,9 +679,13 @@ class Origin:
     ) -> None:
         self._local = local
         self._statements = statements
-        self._lines = Lines()
+        self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
+        """The line to each root, kept when the root leaves."""
         self._is_gone = is_gone
         self._config = config
+        self._settle = 0.5 * config.stall
+        """Seconds between a newcomer's first message, or a peer's receipt, and the next roster.
+        Other peers often follow closely, as when a machine room starts."""
         self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
@@ -725,10 +767,7 @@ class Origin:
             handout.admit(peer)
         roster = self._statements.roster(self._local)
         if roster is None or peer not in roster.positions:
-            due = max(
-                now + _SETTLE * self._config.stall,
-                self._regrouped_at + self._config.roster_interval,
-            )
+            due = max(now + self._settle, self._regrouped_at + self._config.roster_interval)
             self._regroup_at = min(self._regroup_at, due)
 
     def is_roster_due(self, now: float) -> bool:
@@ -787,7 +826,7 @@ class Origin:
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, msg.Receipt):
             if handout.note_receipt(peer, message) and handout.exhausted:
-                self._reported_at = now + _SETTLE * self._config.stall
+                self._reported_at = now + self._settle
         else:
             self._report(handout, message.peer, peer, now)
         return True

@@ -17,14 +17,13 @@ from typing import Final
 
 from p2p.wire import MIB
 
-SMOOTHING: Final = 0.25
-"""Weight of the newest sample. TCP gives a round trip 1/8 (RFC 6298); here samples are chunks,
-which are fewer: after four of them two thirds of the average are theirs."""
-
 
 class SmoothedAverage:
-    """An exponentially weighted moving average: each sample moves it by a quarter of the
-    way."""
+    """An exponentially weighted moving average: each sample moves it by a quarter of the way.
+
+    TCP gives a round trip 1/8 (RFC 6298); here samples are chunks, which are fewer: after four
+    of them two thirds of the average are theirs.
+    """
 
     __slots__ = ("value",)
 
@@ -33,7 +32,7 @@ class SmoothedAverage:
 
     def observe(self, sample: float) -> None:
         """Add one sample."""
-        self.value += SMOOTHING * (sample - self.value)
+        self.value += (sample - self.value) / 4
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.value:.4g})"
@@ -70,8 +69,8 @@ class Patience:
         if not self.usual:
             self.reset(sample)
             return
-        self._deviation += SMOOTHING * (abs(sample - self.usual) - self._deviation)
-        self.usual += SMOOTHING * (sample - self.usual)
+        self._deviation += (abs(sample - self.usual) - self._deviation) / 4
+        self.usual += (sample - self.usual) / 4
 
     def wait(self, floor: float = 0.0) -> float:
         """Seconds after which a chunk is late; at least ``floor``, whatever the ceiling."""
@@ -116,6 +115,7 @@ class ChunkPace:
         self._stall = stall
         self._longest = longest_wait(chunk_bytes, stall)
         guess = chunk_bytes / SLOW_LINK
+        self._lag = SmoothedAverage()
         self._lately = SmoothedAverage(guess)
         self._started, self._arrived, self._mean = now, 0, guess
 
@@ -137,12 +137,27 @@ class ChunkPace:
         if pushed:
             self.pushed_at = now
 
+    def note_lag(self, lag: float) -> None:
+        """Record that a pushed chunk came ``lag`` seconds after another peer was known to hold
+        it."""
+        self._lag.observe(lag)
+
     def silence(self, left: int) -> float:
-        """Return the seconds without a pushed chunk after which all ``left`` chunks are pulled,
-        and for which others may hold a chunk before it is pulled.
+        """Return the seconds without a pushed chunk after which all ``left`` chunks are pulled.
 
         Towards the end, at most the chunks that are left could come first. The smaller of the
         two chunk times counts, because a pause at the end stretches the recent one.
         """
         chunks = min(IN_FLIGHT, left + 2)
         return max(self._stall, chunks * min(self._lately.value, self._mean))
+
+    def patience(self, left: int) -> float:
+        """Return the seconds that others may hold a chunk before it is pulled, with ``left`` to
+        come.
+
+        A node with a slow downlink stands behind its neighbours in every stripe and misses
+        nothing, so it waits twice its usual lag: what it pulled would come twice. It does not
+        wait so long for the last chunks, since the line is about to be idle.
+        """
+        silence = self.silence(left)
+        return max(silence, 2 * self._lag.value) if 2 * left > IN_FLIGHT else silence

@@ -10,7 +10,7 @@ less, so one overloaded relay slows its whole stripe, and all in it carry less t
 
 A peer's capacity is the median over the last of these (`Capacities`), so that a minority of
 liars moves nothing. A peer that delivered what its own parent did is limited by what it is
-given: its claim is believed up to `_CREDULITY` times the median of what is known. An overloaded
+given: its claim is believed up to four times the median of what is known. An overloaded
 peer is believed what it delivered, and is tried with a little more each version after that.
 
 A receipt travels on its author's own connection and is passed on by no peer: that connection's
@@ -153,14 +153,6 @@ class ReceiptBook:
             yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
 
 
-_CREDULITY: Final = 4
-"""A claim counts for at most this multiple of the known median. Twice would leave strong lines
-idle: the strongest tenth of an honest swarm has four to five times the median."""
-_PROBATION: Final = 8
-"""Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
-Two liars demote one honest root a version, so they keep at most eight relays idle."""
-
-
 def _recent() -> deque[float]:
     # Two versions of eight children, so that an hour ago is forgotten and no child's word moves
     # the median far.
@@ -185,6 +177,11 @@ class _Standing:
 class Capacities:
     """The upload capacities of peers, as an origin believes them."""
 
+    _probation: Final = 8
+    """Versions for which a demoted root, or a peer of which no child says anything more, is a
+    leaf. Two liars demote one honest root a version, so they keep at most eight relays
+    idle."""
+
     def __init__(self) -> None:
         self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
         self._demoted: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
@@ -192,9 +189,8 @@ class Capacities:
         still relays nothing."""
 
     def note_demoted(self, peer: PeerId) -> None:
-        """Make ``peer`` a leaf for the next `_PROBATION` versions, since it was demoted as a
-        root."""
-        self._demoted[peer] = _PROBATION
+        """Make ``peer`` a leaf for the next versions, since it was demoted as a root."""
+        self._demoted[peer] = self._probation
 
     def note_version(self) -> None:
         """Count one more version that is handed out."""
@@ -205,7 +201,7 @@ class Capacities:
                 del self._demoted[peer]
         for standing in self._standings.values():
             standing.unheard += 1
-            if standing.unheard > _PROBATION:
+            if standing.unheard > self._probation:
                 standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
@@ -225,7 +221,9 @@ class Capacities:
         known = [one.measured for one in standings.values() if one.measured]
         if len(known) <= QUORUM:  # so few could be friends
             known = [entry.upload for entry in claims if entry.upload]
-        most = _CREDULITY * median(known) if known else 0.0
+        # Twice the median would leave strong lines idle: the strongest tenth of an honest swarm
+        # has four to five times the median.
+        most = 4 * median(known) if known else 0.0
         believed = []
         for entry in claims:
             one = standings[entry.peer]

@@ -38,9 +38,6 @@ WINDOW: Final = 4
 """Most chunks asked of one holder at a time: enough that it never idles for a round trip, few
 enough to lose little when it dies. A holder that has delivered none yet is tried with a single
 chunk."""
-_AHEAD: Final = 2
-"""Limit on requested chunks, in multiples of the shortest wait at the rate at which chunks
-arrive: a second's worth at the usual ``stall``. More would queue on this node's own line."""
 
 
 class Source:
@@ -186,7 +183,8 @@ class Repair:
         late = download.late(now)
         if not (late or download.lateness.overdue) or download.index is None:
             return {}
-        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, 0.001))
+        # A second's worth at the usual ``stall``. More would queue on this node's own line.
+        ahead = math.ceil(2 * self._stall / max(download.chunk_time, 0.001))
         room = max(WINDOW, ahead) - len(download.requests)
         if room <= 0:
             return {}  # a third of all calls while a node is busy

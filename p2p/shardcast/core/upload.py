@@ -27,23 +27,128 @@ from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, SendQueue
-from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.statements import MAX_ROSTERS, Statements
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, MIB
 
-MAX_INDEXES: Final = 16
-"""Most times that one peer is sent a version's index, of up to 2.5 MiB: enough for a node that
-restarts all day long, once in each life."""
-SPARE_ANSWERS: Final = 64
-"""Number of answers allowed beyond twice the chunks, for have-lists asked for while a swarm is
-stuck."""
+CREDIT: Final = 2
+"""Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
+chunk; with more, slow roots hoard what fast ones could carry."""
+MAX_CREDIT: Final = 64
+"""Most unconfirmed chunks of a root, whatever rate it claims: a third of a second at 50 Mbit/s.
+A root that relays nothing wastes this many chunks, once."""
+RECENT: Final = 4
+"""Chunks lately sent to a peer that may be lost with it: two in the sender's buffers and two in
+the receiver's. They are given to others too: a chunk that comes twice costs less than a
+wait."""
 
 
 def _count(counts: BoundedDict[PeerId, int], peer: PeerId, more: int = 1) -> int:
     counts[peer] = counts.get(peer, 0) + more
     return counts[peer]
+
+
+class SendQueue:
+    """The bulk stream to one peer, as the core sees it."""
+
+    def __init__(self) -> None:
+        self._stripes: deque[msg.ChunkHeader] = deque()
+        self._asked: deque[msg.ChunkHeader] = deque()
+        self._current: msg.ChunkHeader | None = None
+        self._recent: deque[msg.ChunkHeader] = deque(maxlen=RECENT)
+        self._news: BoundedDict[bytes, None] = BoundedDict(2 * MAX_ROSTERS)
+        self._started = 0.0
+        """Time at which the chunk under way was pushed."""
+
+    def __repr__(self) -> str:
+        return f"SendQueue({self.backlog} chunks)"
+
+    @property
+    def owed(self) -> int:
+        """Number of chunks that the peer asked for and that have not left."""
+        return len(self._asked) + self._is_under_way(asked=True)
+
+    @property
+    def waits(self) -> bool:
+        """True if a chunk that goes along a stripe is waiting."""
+        return bool(self._stripes)
+
+    def is_answering(self, since: float) -> bool:
+        """Return True if a requested chunk is under way, and was started at ``since`` or
+        later."""
+        return self._is_under_way(asked=True) and self._started >= since
+
+    @property
+    def backlog(self) -> int:
+        """Number of stripe chunks that are waiting or under way."""
+        return len(self._stripes) + self._is_under_way(asked=False)
+
+    def _is_under_way(self, *, asked: bool) -> bool:
+        current = self._current
+        return current is not None and (current.stripe == msg.NO_STRIPE) is asked
+
+    @property
+    def head(self) -> msg.ChunkHeader | None:
+        """The next chunk to start or drop; None while a chunk is under way, or if none
+        waits."""
+        waiting = self._stripes or self._asked
+        return waiting[0] if self._current is None and waiting else None
+
+    def push(self, header: msg.ChunkHeader) -> None:
+        """Queue a chunk behind others of its class. A chunk that comes along a stripe replaces
+        the same chunk among the answers."""
+        if header.stripe == msg.NO_STRIPE:
+            self._asked.append(header)
+            return
+        self._stripes.append(header)
+        answer = msg.ChunkHeader(header.policy, header.index)
+        if answer in self._asked:
+            self._asked.remove(answer)
+
+    def start(self, now: float) -> None:
+        """Start to send the head."""
+        self._current, self._started = self.drop(), now
+
+    def drop(self) -> msg.ChunkHeader:
+        """Remove the head from the queue and return it."""
+        return (self._stripes or self._asked).popleft()
+
+    def finish(self) -> msg.ChunkHeader | None:
+        """Record that the chunk under way has left, and return it."""
+        header, self._current = self._current, None
+        if header is not None:
+            self._recent.append(header)
+        return header
+
+    def note_news(self, news: bytes) -> bool:
+        """Return True the first time that ``news`` (a digest) is noted: it must precede its
+        chunk."""
+        if news in self._news:
+            return False
+        self._news[news] = None
+        return True
+
+    def has(self, policy: bytes, chunk: int) -> bool:
+        """Return True if a chunk waits or is under way."""
+        under_way = () if self._current is None else (self._current,)
+        return any(
+            (header.policy, header.index) == (policy, chunk)
+            for header in (*under_way, *self._stripes, *self._asked)
+        )
+
+    def purge(self, policy: bytes) -> None:
+        """Remove the waiting chunks of a policy."""
+        self._stripes = deque(one for one in self._stripes if one.policy != policy)
+        self._asked = deque(one for one in self._asked if one.policy != policy)
+
+    def unconfirmed(self) -> Iterator[msg.ChunkHeader]:
+        """Return the chunks that the peer may not have received or passed on, oldest first."""
+        yield from self._recent
+        if self._current is not None:
+            yield self._current
+        yield from self._stripes
+        yield from self._asked
 
 
 class Uplink:
@@ -246,12 +351,13 @@ class Upload:
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
         """Send `peer` have-lists from now on, and the index if it is wanted. A peer that asked
-        for more than it can need gets no answer."""
+        for more than it can need gets no answer, and each gets the index, of up to 2.5 MiB, 16
+        times: once in each life of a node that restarts all day long."""
         if not self._may_ask(peer, download):
             return
         download.sharing.subscribers.renew(peer, None)
         index, indexes = download.index, download.sharing.indexes
-        if wants_index and index is not None and _count(indexes, peer) <= MAX_INDEXES:
+        if wants_index and index is not None and _count(indexes, peer) <= 16:
             self._queue(peer).note_news(download.name)
             yield ev.Push(peer, msg.news_of(download.manifest, index))
         yield from (
@@ -279,8 +385,8 @@ class Upload:
         asking for one chunk all day, and a core by leaving it all chunks of 4,096 ten times a
         second.
         """
-        most = 2 * download.count + SPARE_ANSWERS
-        return _count(download.sharing.answers, peer, chunks) <= most
+        # 64 more, for have-lists asked for while a swarm is stuck
+        return _count(download.sharing.answers, peer, chunks) <= 2 * download.count + 64
 
     # Announcements
 

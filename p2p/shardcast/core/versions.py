@@ -142,7 +142,16 @@ class Versions:
                 self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
-        given_up = superfluous(d for d in fetched if not d.is_patch)
+        ordered = sorted(
+            (d for d in fetched if not d.is_patch), key=lambda d: d.manifest.version
+        )
+        given_up = []
+        if len(ordered) > MAX_FETCHES:
+            # The newest stays, and of the others the one that will be whole first: a node
+            # slower than the run publishes would otherwise give up every version for the next,
+            # and never have any.
+            best = max(ordered[:-1], key=lambda d: d.share)
+            given_up = [d for d in ordered[:-1] if d is not best]
         given_up += [d for d in fetched if d.is_patch and d.name not in needed]
         return [d for d in begun if d not in given_up], given_up
 
@@ -196,10 +205,6 @@ class Versions:
         """Limit a download to the chunks that this node selects."""
         if self._selection is not None and download.index is not None:
             download.wanted = self._selection.spans(download.index)
-
-    def drop(self, name: bytes) -> Download | None:
-        """Forget a version that is no longer held or fetched."""
-        return self.downloads.pop(name, None)
 
     def close(self, name: bytes) -> None:
         """Finish with a version, so that it is not fetched again."""
@@ -275,16 +280,3 @@ class Versions:
         if made:
             self._spent[patch] = None
         return self._patching.pop(patch, None)
-
-
-def superfluous(fetches: Iterable[Download]) -> list[Download]:
-    """Return the downloads to give up so that `MAX_FETCHES` remain.
-
-    The newest stays, and of the others the one that will be whole first: a node slower than the
-    run publishes would otherwise give up every version for the next, and never have any.
-    """
-    ordered = sorted(fetches, key=lambda download: download.manifest.version)
-    if len(ordered) <= MAX_FETCHES:
-        return []
-    best = max(ordered[:-1], key=lambda download: download.share)
-    return [download for download in ordered[:-1] if download is not best]

@@ -52,13 +52,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 NEVER: Final = "no-cache"
 """Cache-Control header of the list of versions, for which clients ask each time."""
 _OCTETS: Final = "application/octet-stream"
-_TAR: Final = "application/x-tar"
-# The publisher chooses the names of files: no script may run.
-_PLAIN_PAGE: Final = (
-    "content-security-policy",
-    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'",
-)
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Files by Shoal</title>
 <meta name="viewport" content="width=device-width"><style>
@@ -142,7 +135,13 @@ class HttpEdge:
 
     async def _answer(self, path: str, reply: _Reply) -> None:
         if path == "" and "text/html" in reply.headers.get("accept", ""):
-            await reply.text(self._page(), "text/html; charset=utf-8", _PLAIN_PAGE)
+            # The publisher chooses the names of files: no script may run.
+            policy = (
+                "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';"
+                " form-action 'none'; frame-ancestors 'none'"
+            )
+            header = "content-security-policy", policy
+            await reply.text(self._page(), "text/html; charset=utf-8", header)
         elif path == "":
             await reply.text(self._contents(), "application/json")
         elif path == answers.LISTING:
@@ -196,10 +195,10 @@ class HttpEdge:
             end = min(start + answers.SHARD_BYTES, whole.size)
             pieces = whole.pieces(start, end, answers.SHARD_BYTES)
             return answers.Body(list(pieces)), _OCTETS, f"s{shard}"
-        if what == ".tar" and release.is_one_file:
-            return answers.tar_of(release.files), _TAR, "tar"
         if what == ".tar":
-            return self._archive(release), _TAR, "tar"
+            is_short = release.is_one_file
+            tar = answers.tar_of(release.files) if is_short else self._archive(release)
+            return tar, "application/x-tar", "tar"
         if what == "/manifest" and release.manifest:
             return answers.Body([release.manifest]), _OCTETS, "m"
         if what == "/raw":
