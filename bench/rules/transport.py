@@ -185,7 +185,7 @@ RULES: Final = {
     "overrun windows": Rule(
         "a peer sends no more than its window",
         edit(f"{YAMUX}:Mux._receive_stream_frame", "length > stream.receive_window", "False"),
-        tests="an_overrun_window",
+        tests="overrun",
     ),
     # Streams.
     "streams": Rule(
@@ -386,6 +386,7 @@ SERVICE: Final = Service(
         "tests/attacks/test_host_races.py",
         "tests/attacks/test_host_limits.py",
         "tests/conformance/test_hosts.py",
+        "tests/transcripts/test_transcripts.py",
     ),
     formats={
         "core.noise:MAX_RECORD": "by its length field",

@@ -74,6 +74,22 @@ def test_a_chunk_that_another_root_has_confirmed_is_not_given_a_third_time(
     assert handout.exhausted
 
 
+def test_a_root_that_lets_a_deadline_pass_gets_nothing_until_it_has_confirmed_all() -> None:
+    handout = homes(5e6)
+    given = give_all(handout, 0.0)
+    slow, *quick = handout.forest.roots
+    for peer in quick:
+        handout.confirm(peer, len(given[peer]), 999, 0.4)
+    handout.expire(0.5)
+    again = give_all(handout, 0.5)
+    assert set(given[slow]) <= {chunk for chunks in again.values() for chunk in chunks}
+    assert slow not in again
+    handout.confirm(slow, 1, 999, 0.6)
+    assert handout.give(lambda peer: peer == slow, 0.6) is None
+    handout.confirm(slow, len(given[slow]), 999, 0.7)
+    assert handout.give(lambda peer: peer == slow, 0.7) is not None
+
+
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:
     """A hundred peers that pulled at once made three of their four roots lose their stripes."""
     handout = hand_out(forest_of(20, 5e6))
