@@ -263,7 +263,7 @@ async def test_what_was_held_is_given_back_however_a_stream_ends() -> None:
 
 
 async def test_peers_that_read_nothing_cannot_stop_what_we_send_to_others() -> None:
-    from p2p.transport.core.budget import MAX_OUTGOING, OUTGOING_SHARE
+    from p2p.transport.core.budget import MAX_OUTGOING
 
     async with open_victims(*range(10, 14), 50, budget=_budget(32 * MIB)) as (*deaf, honest):
         budget = honest.connection.budget
@@ -273,7 +273,7 @@ async def test_peers_that_read_nothing_cannot_stop_what_we_send_to_others() -> N
                 await victim.hostile.send(frame(WINDOW_UPDATE, 0, stream._id, 8 * MIB))
                 await trio.testing.wait_all_tasks_blocked()
                 stream.try_send(bytes(250 * KI))
-        assert MAX_OUTGOING - MIB < budget.outgoing <= MAX_OUTGOING + 5 * OUTGOING_SHARE
+        assert MAX_OUTGOING - MIB < budget.outgoing <= MAX_OUTGOING + 5 * 16 * KI
         async with trio.open_nursery() as nursery:
             nursery.start_soon(honest.hostile.swallow)
             stream = honest.connection.open_stream("/test/echo")

@@ -116,7 +116,7 @@ def on_tcp(law: NetworkLaw) -> None:
 @pytest.fixture(autouse=True)
 def _frequent_schedule_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conformance with trio's stream rules wants a schedule point in every call."""
-    monkeypatch.setattr(connection, "YIELD_EVERY", 0)
+    monkeypatch.setattr(connection.MuxedStream, "yield_every", 0)
 
 
 def _run_hosts(law: HostLaw, network: Network, anywhere: str, nowhere: str) -> None:
