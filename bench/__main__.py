@@ -38,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
             f"usage: python -m bench NAME [--json FILE] [...]\n\nbenches: {', '.join(names())}"
         )
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
     # ``--json -``: standard output is for the JSON
     people = sys.stderr if "-" in argv[1:] else sys.stdout
     try:
+        module = importlib.import_module(f"bench.{argv[0].replace('-', '_')}")
         with contextlib.redirect_stdout(people):
             code: int = module.run(list(argv[1:]))
     except KeyboardInterrupt:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -115,18 +116,22 @@ def in_a_child(function: Callable[..., T], *args: object) -> T | None:
     ours, theirs = context.Pipe()
 
     def play() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # our parent ends us
+        os.setpgrp()  # with the processes that a test starts
         theirs.send(function(*args))
 
     child = context.Process(target=play)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for good in the child
     child.start()
-    theirs.close()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        theirs.close()
         return cast(T, ours.recv()) if ours.poll(PATIENCE) else None
     except EOFError:
         raise RuntimeError(f"{args}: the exam broke, see above") from None
     finally:
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(cast(int, child.pid), signal.SIGKILL)
+        child.kill()  # also if it has not come to its group
         child.join()
 
 

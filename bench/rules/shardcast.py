@@ -47,6 +47,7 @@ TESTS: Final = (
     "tests/unit/test_shardcast_liars.py",
     "tests/unit/test_shardcast_parts.py",
     "tests/unit/test_shardcast_core.py",
+    "tests/transcripts/test_transcripts.py",
 )
 BOUNDED: Final = "size of a `BoundedDict`"
 FORMATS: Final = {

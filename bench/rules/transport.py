@@ -33,7 +33,7 @@ RULES: Final = {
     # Unread bytes.
     "unread bytes": Rule(
         "what nobody reads is bounded over all connections",
-        {f"{BUDGET}:MAX_HELD": HUGE, f"{BUDGET}:HostBudget().max_held": HUGE},
+        {f"{BUDGET}:HostBudget().max_held": HUGE},
         tests="what_is_over",
     ),
     "age counts": Rule(
@@ -95,7 +95,7 @@ RULES: Final = {
     ),
     "unnamed streams": Rule(
         "streams without a protocol are counted",
-        {f"{CONNECTION}:_UNNAMED_COST": 0},
+        edit(f"{CONNECTION}:MuxedStream.__init__", "hold(self, 4 * KI)", "hold(self, 0)"),
         tests="a_protocol_count",
     ),
     "small pieces": Rule(
@@ -118,7 +118,7 @@ RULES: Final = {
     ),
     "outgoing share": Rule(
         "no connection stands still for what others queue",
-        {f"{BUDGET}:OUTGOING_SHARE": 0},
+        edit(f"{YAMUX}:MuxQueue.room", "16 * KI", "0"),
         tests="what_others_queue",
     ),
     "queue of a stream": Rule(
@@ -159,17 +159,17 @@ RULES: Final = {
     ),
     "windows grow when read quickly": Rule(
         "what is read slowly gets no window",
-        {f"{YAMUX}:QUICK": 1e9},
+        edit(f"{YAMUX}:Mux._widen", "<= 0.25", "<= 1e9"),
         tests="a_window_that",
     ),
     "extra window": Rule(
         "windows over all connections are bounded",
-        {f"{BUDGET}:MAX_EXTRA_WINDOW": HUGE},
+        edit(f"{BUDGET}:HostBudget.widen", "10 * MIB", "10**9"),
         tests="one_connection_takes",
     ),
     "extra window of a connection": Rule(
         "one connection does not take the stock of window",
-        {f"{BUDGET}:CONNECTION_EXTRA_WINDOW": HUGE},
+        edit(f"{BUDGET}:HostBudget.widen", "8 * MIB", "10**9"),
         tests="one_connection_takes",
     ),
     "half of the stock": Rule(
@@ -185,7 +185,7 @@ RULES: Final = {
     "overrun windows": Rule(
         "a peer sends no more than its window",
         edit(f"{YAMUX}:Mux._receive_stream_frame", "length > stream.receive_window", "False"),
-        tests="an_overrun_window",
+        tests="overrun",
     ),
     # Streams.
     "streams": Rule(
@@ -195,12 +195,12 @@ RULES: Final = {
     ),
     "lingering streams": Rule(
         "streams that peers do not end are bounded over all connections",
-        {f"{BUDGET}:MAX_LINGERING": HUGE},
+        edit(f"{YAMUX}:Mux._linger", "> 16_384", "> 10**9"),
         tests="streams_that_peers_never_end_are_bounded_over_all_connections",
     ),
     "lingering share": Rule(
         "a connection keeps some streams that its peer has yet to end",
-        {f"{BUDGET}:LINGERING_SHARE": 0},
+        edit(f"{YAMUX}:Mux._linger", "len(own) > 32", "True"),
         tests="streams_that_peers_never_end_are_bounded_over_all_connections",
     ),
     "streams are swept": Rule(
@@ -229,7 +229,9 @@ RULES: Final = {
         tests="ids_may_come",
     ),
     "late data": Rule(
-        "a peer learns that it is not read", {f"{YAMUX}:MAX_LATE": HUGE}, tests="a_little_late"
+        "a peer learns that it is not read",
+        edit(f"{YAMUX}:Mux._receive_payload", "> 4 * KI", "> 10**9"),
+        tests="a_little_late",
     ),
     "data after the end": Rule(
         "an end is an end",
@@ -245,23 +247,23 @@ RULES: Final = {
     ),
     "stalls": Rule(
         "a peer that takes nothing of an answer does not hold it",
-        {f"{CONNECTION}:STALLS": HUGE},
+        edit(f"{CONNECTION}:MuxedStream.has_stalled", "> 2", "> 10**9"),
         tests="not_taken_end",
     ),
     # Work.
     "frame rate": Rule(
         "tiny frames take a part of the core",
-        {f"{CONNECTION}:_Pace.charge": always(0.0), f"{CONNECTION}:MAX_FRAME_RATE": HUGE},
+        {f"{CONNECTION}:_Pace.charge": always(0.0)},
         tests="small_frames_is",
     ),
     "cautious reads": Rule(
         "a read of tiny frames does not hold up others",
-        {f"{CONNECTION}:_CAUTIOUS_READ": 512 * 1024},
+        {f"{CONNECTION}:_Pace.cautious": 512 * 1024},
         tests="small_frames_is",
     ),
     "streams are work": Rule(
         "many new streams leave turns to others",
-        {f"{YAMUX}:STREAM_WORK": 1},
+        edit(f"{YAMUX}:Mux._find", "self.allowance -= 32", "self.allowance -= 1"),
         tests="used_up_and_goes_on",
     ),
     "crowds of frames": Rule(
@@ -276,7 +278,7 @@ RULES: Final = {
     ),
     "yields": Rule(
         "a busy stream leaves turns to others",
-        {f"{CONNECTION}:YIELD_EVERY": HUGE},
+        {f"{CONNECTION}:MuxedStream.yield_every": HUGE},
         tests="a_busy_stream",
     ),
     "proposals are frames": Rule(
@@ -286,7 +288,7 @@ RULES: Final = {
     ),
     "proposals": Rule(
         "a dialer proposes so many protocols",
-        {f"{NEGOTIATE}:MAX_PROPOSALS": HUGE},
+        edit(f"{NEGOTIATE}:Chooser.receive_data", "self.proposals > 32", "False"),
         tests="proposing_without_end",
     ),
     "lines": Rule(
@@ -294,7 +296,7 @@ RULES: Final = {
     ),
     "handshake messages": Rule(
         "a handshake is short",
-        {f"{NOISE}:MAX_HANDSHAKE_MESSAGE": HUGE},
+        edit(f"{NOISE}:NoiseHandshake.receive_data", "length > 4096", "False"),
         tests="a_huge_handshake",
     ),
     "muxers": Rule(
@@ -336,20 +338,22 @@ RULES: Final = {
     ),
     "threads for names": Rule(
         "names without an answer hold up no other work in threads",
-        {f"{TCP}:DNS_THREADS": HUGE},
+        edit(f"{TCP}:TcpNetwork.__init__", "CapacityLimiter(4)", "CapacityLimiter(10**6)"),
         tests="slow_names",
     ),
     "names' depth": Rule(
-        "names that lead in circles end", {f"{DNS}:MAX_DEPTH": 1000}, tests="names_that_lead"
+        "names that lead in circles end",
+        edit(f"{DNS}:resolve", "range(4)", "range(1000)"),
+        tests="names_that_lead",
     ),
     "names' addresses": Rule(
         "names that branch cost few questions",
-        {f"{DNS}:MAX_FOUND": HUGE},
+        edit(f"{DNS}:resolve", "[:16]", ""),
         tests="names_that_branch",
     ),
     "names' patience": Rule(
         "a dead name server holds up no dial",
-        {f"{DNS}:SECONDS": 1e9},
+        edit(f"{DNS}:_texts", "move_on_after(1.0)", "move_on_after(1e9)"),
         tests="a_dead_name",
     ),
     "names' circles": Rule(
@@ -386,11 +390,11 @@ SERVICE: Final = Service(
         "tests/attacks/test_host_races.py",
         "tests/attacks/test_host_limits.py",
         "tests/conformance/test_hosts.py",
+        "tests/transcripts/test_transcripts.py",
     ),
     formats={
         "core.noise:MAX_RECORD": "by its length field",
         "core.noise:MAX_PLAINTEXT": "by its length field",
-        "core.yamux:MAX_ID": "by its field",
         "dns:MAX_DATAGRAM": "what is read of an answer to our own question",
     },
 )

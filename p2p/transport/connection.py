@@ -81,16 +81,8 @@ from p2p.transport.core.yamux import (
 from p2p.wire import KI, conforms
 from p2p.world import Timer, World
 
-STALLS: Final = 2
-"""Looks (one each 15 s) at which a served stream may be found waiting for the same room before
-it is given up. A peer that takes nothing of an answer for so long holds a task, its question
-and the answer."""
 OVER: Final = ProtocolError("the stream is over")
 """The error of a stream that both sides have ended. Nothing that was sent is lost."""
-_UNNAMED_COST: Final = 4 * KI
-"""Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
-Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
-keep-alive intervals."""
 
 
 class Turns:
@@ -313,6 +305,8 @@ class MuxedStream(Stream):
     resets it."""
 
     protocol = ProtocolId("")
+    yield_every = 64 * KI
+    """Bytes that a task may send or receive between two schedule points."""
 
     def __init__(
         self, owner: Connection, stream_id: int, peer: PeerId, negotiation: Proposer | Chooser
@@ -335,7 +329,7 @@ class MuxedStream(Stream):
         self._sent_end = False
         self._closed = False
         self._failure: Exception | None = None
-        self._credit = YIELD_EVERY
+        self._credit = self.yield_every
         self.held = 0
         """Bytes from the peer that this node keeps, as the budget counts them."""
         self.since = 0.0
@@ -345,7 +339,9 @@ class MuxedStream(Stream):
         self._taken = 0  # of them, what the application received last, until it asks for more
         self._answer(negotiation.data_to_send())
         if isinstance(negotiation, Chooser):
-            owner.budget.hold(self, _UNNAMED_COST)
+            # What the objects of a stream without a protocol take. If they did not count, 1,024
+            # connections with 256 openings each would hold 786 MiB for two keep-alives.
+            owner.budget.hold(self, 4 * KI)
 
     @property
     def is_negotiated(self) -> bool:
@@ -394,7 +390,7 @@ class MuxedStream(Stream):
         finally:
             self._sending = False
         if self._credit <= 0:
-            self._credit = YIELD_EVERY
+            self._credit = self.yield_every
             if not waited:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -537,7 +533,7 @@ class MuxedStream(Stream):
         if self._credit > 0:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            self._credit = YIELD_EVERY
+            self._credit = self.yield_every
             await trio.lowlevel.checkpoint()
 
     def reset(self) -> None:
@@ -670,10 +666,11 @@ class MuxedStream(Stream):
         self.writable.set()
 
     def has_stalled(self) -> bool:
-        """Return True if a `send_all` has waited in vain at the last `STALLS` looks. This is
-        called at regular intervals."""
+        """Return True if a `send_all` waits in vain for the third time. This is called every 15
+        s. A peer that takes nothing of an answer for so long holds a task, its question and the
+        answer."""
         self._stalls = self._stalls + 1 if self._sending else 0
-        return self._stalls > STALLS
+        return self._stalls > 2
 
     def is_nameless(self) -> bool:
         """Return True if the peer has not said what an incoming stream is for, and had not at
@@ -713,53 +710,46 @@ class MuxedStream(Stream):
         self.protocol = negotiation.chosen
         self._readable.set()
         if isinstance(negotiation, Chooser):
-            if self.held:
-                self._owner.budget.release(self, _UNNAMED_COST)
+            self._owner.budget.release(self, self.held)
             self._owner.on_stream(self)
         return leftover
 
 
-BATCH: Final = 4
-"""Number of records sealed for one send. More measured no faster."""
-_BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
-"""Bytes of a sealing buffer, 256 KiB: those records with their lengths."""
+_BATCH_BYTES: Final = 4 * (2 + MAX_RECORD)
+"""Bytes of a sealing buffer, 256 KiB: four records with their lengths. More measured no
+faster."""
 _buffers: list[bytearray] = []
-READ_BYTES: Final = 512 * KI
-"""Bytes requested from the raw stream at once: eight full records, two of the peer's batches,
-which are opened one after the other without another system call."""
-_CAUTIOUS_READ: Final = 16 * KI
-"""Bytes read at a time from a peer that last sent small frames: 1,260 empty ones take 3 ms.
-`READ_BYTES` of them would hold up all others for 90 ms."""
-MAX_FRAME_RATE: Final = 25_000
-"""Frames and records a second, beyond one per KiB, that a connection may send before its reader
-pauses. Each costs 2 to 4 µs whatever it carries, so this is a tenth of a core."""
 _CROWD: Final = 256
-"""Number of frames (a new stream counts as `STREAM_WORK`) after which other tasks have their
-turn: about a millisecond of work. The short end of a record of bulk stays below it."""
+"""Number of frames (a new stream counts as 32) after which other tasks have their turn: about a
+millisecond of work. The short end of a record of bulk stays below it."""
 KEEPALIVE: Final = 30.0
 """Seconds between two keep-alive ticks."""
-YIELD_EVERY: Final = 64 * KI
-"""Bytes that a task may send or receive on a stream between two schedule points."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush a connection, or all of a host, when it closes: the 8 MiB that they may hold
 together leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
-_scratch: Final = memoryview(bytearray(READ_BYTES))
+_scratch: Final = memoryview(bytearray(512 * KI))
+"""What is read from a raw stream at once: eight full records, two of the peer's batches, which
+are opened one after the other without another system call."""
 
 logger = logging.getLogger(__name__)
 
 
 class _Pace(TokenBucket):
-    """Limits the work that a peer may cause: `MAX_FRAME_RATE`, with 50,000 at once.
+    """Limits the work that a peer may cause.
 
-    One frame or record a KiB is free, so bulk never waits and is read in large pieces.
+    One frame or record a KiB is free, so bulk never waits and is read in large pieces. Each
+    costs 2 to 4 µs whatever it carries, so 25,000 a second are a tenth of a core.
     """
 
     __slots__ = ("_charged", "read_bytes")
+    cautious = 16 * KI
+    """Bytes read at a time from a peer that last sent small frames: 1,260 empty ones take 3 ms.
+    All of `_scratch` would hold up all others for 90 ms."""
 
     def __init__(self) -> None:
         # As many frames and records may come at once after a pause: 0.15 s of work.
         super().__init__(50_000, 0.0)
-        self.read_bytes = _CAUTIOUS_READ
+        self.read_bytes = self.cautious
         self._charged = 0
 
     def charge(self, size: int, frames: int, now: float) -> float:
@@ -767,14 +757,14 @@ class _Pace(TokenBucket):
         total number of frames and records looked at so far."""
         excess = frames - self._charged - size // KI
         self._charged = frames
-        self.refill(now, MAX_FRAME_RATE)
+        self.refill(now, 25_000)
         if excess > 0:
             self.take(excess)
             if excess > _CROWD:
-                self.read_bytes = _CAUTIOUS_READ
-        elif self.read_bytes < READ_BYTES:
+                self.read_bytes = self.cautious
+        elif self.read_bytes < len(_scratch):
             self.read_bytes *= 2
-        return max(0.0, -self.level) / MAX_FRAME_RATE
+        return max(0.0, -self.level) / 25_000
 
 
 class _Drains:
@@ -878,9 +868,9 @@ class Connection:
         self._turns = turns or Turns()
         self.held = 0
         """Bytes in the host's budget that belong to no stream: those of the unfinished record
-        and, while the reader waits, of the whole records that it has yet to look at, up to
-        `READ_BYTES`. A peer that asks for answers, takes none, and fills up what we had read
-        when we stopped makes us keep them, 0.4 MiB for each of 768 connections."""
+        and, while the reader waits, of the whole records that it has yet to look at, up to 512
+        KiB. A peer that asks for answers, takes none, and fills up what we had read when we
+        stopped makes us keep them, 0.4 MiB for each of 768 connections."""
         self.since = 0.0
         self._scope = trio.CancelScope()
         self._closing = False
@@ -1077,7 +1067,7 @@ class Connection:
         with memoryview(buffer) as view:
             used = records = 0
             while (
-                records < BATCH
+                records < 4
                 and used < self._burst.size
                 and self.mux.has_data
                 and (piece := self.mux.data_to_send()) is not None

@@ -24,12 +24,6 @@ PTR: Final = 12
 TXT: Final = 16
 MAX_DATAGRAM: Final = 4096
 """Bytes that are read of a message over UDP. Reading the worst takes 6 ms."""
-MAX_DEPTH: Final = 4
-"""Most names that may lead to one another, as in go-libp2p."""
-MAX_FOUND: Final = 16
-"""Most addresses taken from the names of one level. Each may be a name to look up."""
-SECONDS: Final = 1.0
-"""Seconds to wait for one name server before the next is asked."""
 _HEAD: Final = struct.Struct(">HHHHHH")
 _RECORD: Final = struct.Struct(">HHIH")
 _IN: Final = 1
@@ -153,12 +147,13 @@ async def resolve(addr: Multiaddr, servers: Iterable[tuple[str, int]] = ()) -> l
     name server answers, or if the name has none of this peer."""
     chosen = list(servers) or [(host, 53) for host in name_servers()]
     found, level = list[Multiaddr](), [addr]
-    for _ in range(MAX_DEPTH):
+    for _ in range(4):  # names that lead to one another, as in go-libp2p
         names = [one.parts[0][1] for one in level if one.parts[0][0] == "dnsaddr"]
         level = []
         for name in dict.fromkeys(names):
             level += dnsaddrs_untrusted(await _texts(f"_dnsaddr.{name}", chosen))
-        level = [one for one in level if one.peer_id in (addr.peer_id, None)][:MAX_FOUND]
+        # Each may be a name to look up.
+        level = [one for one in level if one.peer_id in (addr.peer_id, None)][:16]
         found += [one for one in level if one.parts[0][0] != "dnsaddr"]
     if not found:
         raise OSError(f"the name has no address of {addr.peer_id}")
@@ -169,7 +164,7 @@ async def _texts(name: str, servers: Iterable[tuple[str, int]]) -> list[str]:
     for host, port in servers:
         number = int.from_bytes(os.urandom(2), "big")  # noqa: TID251 - a real name server
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with trio.socket.socket(family, socket.SOCK_DGRAM) as sock, trio.move_on_after(SECONDS):
+        with trio.socket.socket(family, socket.SOCK_DGRAM) as sock, trio.move_on_after(1.0):
             try:
                 await sock.connect((host, port))
                 # The flag asks for a recursive lookup.

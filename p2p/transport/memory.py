@@ -20,8 +20,6 @@ from p2p.wire import KI
 PIPE_BYTES: Final = 256 * KI
 """Most bytes that wait in one direction of one stream, about as many as in a kernel's socket
 buffer."""
-BACKLOG: Final = 128
-"""Most streams that wait to be accepted. The kernel's default for TCP is 128 too."""
 
 
 class _Pipe:
@@ -144,7 +142,8 @@ class MemoryListener:
         when it is closed."""
         self.addr = addr
         self._listeners = listeners
-        self._send, self._receive = trio.open_memory_channel[MemoryStream](BACKLOG)
+        # The kernel's default backlog for TCP is 128 too.
+        self._send, self._receive = trio.open_memory_channel[MemoryStream](128)
 
     def offer(self, stream: MemoryStream) -> bool:
         """Put a dialled stream into the backlog. Return False if the backlog is full."""

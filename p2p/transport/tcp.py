@@ -12,7 +12,6 @@ import operator
 import random
 import select
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -39,13 +38,6 @@ NOT_SENT_LOW_WATER: Final = 128 * KI
 """Unsent bytes above which the kernel calls a socket full. A heartbeat cannot overtake what is
 in the kernel. Two records keep the kernel busy while we seal the next. Slow lines get less
 (`p2p.transport.core.budget`)."""
-_INT: Final = struct.Struct("i")
-_IFREQ: Final = struct.Struct("16s24s")
-"""Argument of the ioctl: an interface's name, followed by a sockaddr, whose fifth byte is the
-first of the IPv4 address."""
-DNS_THREADS: Final = 4
-"""Most concurrent name lookups, in threads of their own. A silent name server holds one for
-half a minute, which must not delay the disk or the proofs."""
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
 _EVERYWHERE: Final = {
@@ -127,10 +119,10 @@ class TcpStream(trio.abc.HalfCloseableStream):
         try:
             # Linux's request for the bytes of a socket that were never sent (linux/sockios.h).
             # It costs 1 µs.
-            answer = fcntl.ioctl(self._sock, 0x894B, bytes(_INT.size))
+            answer = fcntl.ioctl(self._sock, 0x894B, bytes(4))
         except OSError:
             return 0  # it is dead, as the next that sends will find
-        return int(_INT.unpack(answer)[0])
+        return int.from_bytes(answer, sys.byteorder)
 
     async def wait_unsent(self, at_most: int) -> None:
         """Return when the kernel has sent all but ``at_most`` bytes.
@@ -250,11 +242,12 @@ def _of_interface(family: socket.AddressFamily) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                # Linux's request for the address of an interface.
-                found = fcntl.ioctl(probe, 0x8915, _IFREQ.pack(name.encode(), b""))
+                # Linux's request for the address of an interface: 16 bytes of its name, then a
+                # sockaddr, whose fifth byte is the first of the IPv4 address.
+                found = fcntl.ioctl(probe, 0x8915, name.encode().ljust(40, b"\0"))
             except OSError:  # this interface has no address
                 continue
-            addr = socket.inet_ntop(family, _IFREQ.unpack(found)[1][4:8])
+            addr = socket.inet_ntop(family, found[20:24])
             if not addr.startswith("127."):
                 return addr
     return ""
@@ -343,7 +336,9 @@ class TcpNetwork:
         """Dial and listen on the internet. ``name_servers`` (hosts and ports) resolve
         ``/dnsaddr``; the default is this machine's."""
         self._name_servers = tuple(name_servers)
-        self._name_threads = trio.CapacityLimiter(DNS_THREADS)
+        # A silent name server holds a thread for half a minute, which must not delay the disk
+        # or the proofs.
+        self._name_threads = trio.CapacityLimiter(4)
         self._listeners: list[socket.socket] = []
 
     @property

@@ -32,7 +32,7 @@ from p2p.swarm.core.limits import (
 )
 from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.memory import MemoryNetwork
-from p2p.transport.tcp import DNS_THREADS, TcpNetwork
+from p2p.transport.tcp import TcpNetwork
 from tests.support.hosts import QUIET, hosts, peer_at
 
 NEWS = ProtocolId("/test/news")
@@ -211,7 +211,7 @@ async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> N
                 for number in range(64):
                     nursery.start_soon(dial, number)
                 await trio.testing.wait_all_tasks_blocked()
-                assert network._name_threads.borrowed_tokens == DNS_THREADS
+                assert network._name_threads.borrowed_tokens == 4
                 with trio.fail_after(60):  # no name is looked up before these have returned
                     await world.disk.write("x", b"x")
                     assert await world.run_blocking(abs, -1, cost=0.0) == 1

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from p2p.identity import KeyPair, PeerId
-from p2p.transport.core.budget import MAX_OUTGOING, OUTGOING_SHARE, HostBudget
+from p2p.transport.core.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.yamux import INITIAL_WINDOW, MAX_STREAMS
 from p2p.wire import KI, MIB, FrameReader, encode_varint
@@ -253,7 +253,7 @@ async def test_peers_that_read_nothing_cannot_stop_what_we_send_to_others() -> N
                 await victim.hostile.send(frame(WINDOW_UPDATE, 0, stream._id, 8 * MIB))
                 await trio.testing.wait_all_tasks_blocked()
                 stream.try_send(bytes(250 * KI))
-        assert MAX_OUTGOING - MIB < budget.outgoing <= MAX_OUTGOING + 5 * OUTGOING_SHARE
+        assert MAX_OUTGOING - MIB < budget.outgoing <= MAX_OUTGOING + 5 * 16 * KI
         async with trio.open_nursery() as nursery:
             nursery.start_soon(honest.hostile.swallow)
             stream = honest.connection.open_stream("/test/echo")

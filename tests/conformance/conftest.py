@@ -86,7 +86,7 @@ INTERNET = "/ip4/0.0.0.0/tcp/0", "/ip4/20.2.0.1/tcp/9"
 @pytest.fixture(autouse=True)
 def _frequent_schedule_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conformance with trio's stream rules wants a schedule point in every call."""
-    monkeypatch.setattr(connection, "YIELD_EVERY", 0)
+    monkeypatch.setattr(connection.MuxedStream, "yield_every", 0)
 
 
 def on_networks(law: NetworkLaw, one: Network, other: Network, places: Places) -> None:

@@ -13,6 +13,7 @@ from bench.ablate import TABLE, read_table, write_table
 from bench.rules import SERVICES
 from bench.rules.rule import Rule, carrier, switch_off
 from sim.run.scenario import scenario_names
+from tests.transcripts import transcripts
 
 LIMITERS = {"KeyedQuotas", "RateLimit", "TokenBucket"}
 
@@ -80,6 +81,24 @@ def test_every_row_is_a_rule_and_every_rule_has_an_effect_in_the_table() -> None
             assert set(rule.scenarios) <= set(service.scenarios)
             for place in rule.off:
                 carrier(place)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_tests_that_examine_a_rule_exist(name: str) -> None:
+    """A word that is in no test's name makes ``ablate`` fail, or examine less than it says."""
+    service = SERVICES[name]
+    tests = {
+        f"{Path(file).stem}: {test}"
+        for file in service.tests
+        for test in re.findall(r"def (test_\w+)", Path(file).read_text(encoding="utf-8"))
+    }
+    names = tests | {path.stem for path in transcripts()}
+    for rule, (_, effect) in read_table(TABLE.read_text(encoding="utf-8"))[name].items():
+        shown = set(re.findall(r"test_\w+: test_\w+", effect))
+        assert shown <= tests, f"{rule}: python -m bench ablate {name} --write"
+    for rule, each in service.rules.items():
+        for word in filter(None, each.tests.split(" or ")):
+            assert any(word in test for test in names), f"{rule}: no test is named {word!r}"
 
 
 def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:

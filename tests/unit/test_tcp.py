@@ -18,7 +18,7 @@ from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.transport import tcp
 from p2p.transport.connection import DirectStream, MeteredStream, Wakeup
-from p2p.transport.memory import BACKLOG, MemoryNetwork
+from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
 from p2p.wire import KI
 
@@ -163,7 +163,7 @@ async def test_a_dead_peer_breaks_the_stream() -> None:
 async def test_a_memory_backlog_is_bounded() -> None:
     network = MemoryNetwork()
     listener = await network.listen(Multiaddr.parse("/memory/5"))
-    streams = [await network.dial(listener.addr) for _ in range(BACKLOG)]
+    streams = [await network.dial(listener.addr) for _ in range(128)]
     with pytest.raises(PeerUnreachable):
         await network.dial(listener.addr)
     await listener.aclose()

@@ -8,22 +8,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from p2p.errors import LimitExceeded, LocalProtocolError
-from p2p.transport.core.budget import CONNECTION_EXTRA_WINDOW, MAX_EXTRA_WINDOW, HostBudget
+from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import (
     ACK,
     DATA,
     FIN,
-    FULL_WINDOW,
     GO_AWAY,
     HEADER,
     INITIAL_WINDOW,
     MAX_CONTROL,
-    MAX_LATE,
     MAX_QUEUED,
     MAX_SKIPPED,
     MAX_STREAMS,
     PING,
-    QUICK,
     RST,
     SYN,
     WINDOW_UPDATE,
@@ -35,9 +32,9 @@ from p2p.transport.core.yamux import (
     StreamOpened,
     StreamReset,
 )
-from p2p.wire import KI
+from p2p.wire import KI, MIB
 
-EXTRA = FULL_WINDOW - INITIAL_WINDOW
+EXTRA = 4 * MIB - INITIAL_WINDOW
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes | int = b"") -> bytes:
@@ -122,7 +119,7 @@ def timed_pair() -> tuple[Clock, HostBudget, Mux, Mux, int]:
 
 def test_a_window_grows_to_its_full_size_when_half_of_it_is_read_quickly() -> None:
     clock, _, _, other, stream_id = timed_pair()
-    clock.now = QUICK
+    clock.now = 0.25
     other.consumed(stream_id, INITIAL_WINDOW // 2)
     assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, INITIAL_WINDOW // 2 + EXTRA)]
 
@@ -130,7 +127,7 @@ def test_a_window_grows_to_its_full_size_when_half_of_it_is_read_quickly() -> No
 def test_a_window_that_is_read_slowly_stays_narrow() -> None:
     clock, _, _, other, stream_id = timed_pair()
     for _ in range(10):
-        clock.now += QUICK + 0.01
+        clock.now += 0.26
         other.consumed(stream_id, INITIAL_WINDOW // 2)
         assert frames(drain(other)) == [(WINDOW_UPDATE, 0, stream_id, INITIAL_WINDOW // 2)]
 
@@ -146,9 +143,9 @@ def test_one_connection_takes_a_share_of_the_stock_and_all_together_no_more_than
         for stream_id in ids:
             other.consumed(stream_id, INITIAL_WINDOW // 2)
         granted = sum(length - INITIAL_WINDOW // 2 for _, _, _, length in frames(drain(other)))
-        assert granted <= CONNECTION_EXTRA_WINDOW
+        assert granted <= 8 * MIB
         total += granted
-    assert MAX_EXTRA_WINDOW * 0.9 < total <= MAX_EXTRA_WINDOW
+    assert 9 * MIB < total <= 10 * MIB
 
 
 def test_the_stock_comes_back_with_the_stream_and_from_one_that_is_idle() -> None:
@@ -228,7 +225,7 @@ def test_an_end_is_a_frame_of_its_own_behind_the_data() -> None:
 
 def test_a_queue_is_bounded_and_says_when_there_is_room() -> None:
     one, _other, stream_id = connected()
-    feed(one, frame(WINDOW_UPDATE, 0, stream_id, FULL_WINDOW))
+    feed(one, frame(WINDOW_UPDATE, 0, stream_id, 4 * MIB))
     assert send(one, stream_id, bytes(MAX_QUEUED + 1)) == MAX_QUEUED
     assert send(one, stream_id, b"x") == 0
     assert one.room(stream_id) == 0
@@ -355,7 +352,7 @@ def test_a_little_late_data_is_dropped_more_is_answered_with_a_reset() -> None:
     other.send_end(stream_id)
     other.stop_receiving(stream_id, unread=False)
     drain(other)
-    assert feed(other, frame(DATA, 0, stream_id, bytes(MAX_LATE))) == []
+    assert feed(other, frame(DATA, 0, stream_id, bytes(4 * KI))) == []
     assert not other.has_data
     assert feed(other, frame(DATA, 0, stream_id, b"x")) == []
     assert frames(drain(other)) == [(WINDOW_UPDATE, RST, stream_id, 0)]

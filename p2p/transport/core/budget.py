@@ -33,7 +33,7 @@ How many bytes are sealed and given to the kernel at a time, by how fast the lin
 What is sealed cannot be overtaken: the next heartbeat, or the credit that an origin waits for,
 goes behind it. On a fast line large batches save calls; on a slow one they are most of a second
 of silence. So a connection that had to wait for its line keeps what it commits to as short as
-the line empties it in `HORIZON`, and one that has not is given ever more.
+the line empties it in a tenth of a second, and one that has not is given ever more.
 
 Example: a relay on 20 Mbit/s feeds seven children, each over a connection that carries 0.36
 MB/s. With four full records a batch (256 KiB) and 128 KiB in the kernel, a message waits for
@@ -47,14 +47,6 @@ from typing import Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
-
-HORIZON: Final = 0.1
-"""Seconds of its line that a connection commits to at a time, about as long as the queue in
-front of a home's line mostly is. Less makes more wake-ups, which are what slow lines cost.
-Above 0.7 MB/s a whole record of 64 KiB goes at once, above 2.6 MB/s a whole batch."""
-SHORTEST: Final = 32 * KI
-"""Bytes committed to on the slowest line: half a chunk of 64 KiB, so that the kernel wakes us
-two or three times for each chunk."""
 
 
 class Burst:
@@ -78,36 +70,18 @@ class Burst:
 
     def note_slow(self, count: int, seconds: float) -> None:
         """Adapt the burst to a batch of ``count`` bytes that took ``seconds``."""
-        carried = int(HORIZON * count / seconds) if seconds > 0 else self._longest
-        self.size = max(SHORTEST, min(self._longest, (self.size + carried) // 2))
+        # A tenth of a second is about as long as the queue in front of a home's line mostly is.
+        # Less makes more wake-ups, which are what slow lines cost. Above 0.7 MB/s a whole
+        # record of 64 KiB goes at once, above 2.6 MB/s a whole batch. The shortest burst is
+        # half a chunk: the kernel wakes us two or three times for each.
+        carried = int(0.1 * count / seconds) if seconds > 0 else self._longest
+        self.size = max(32 * KI, min(self._longest, (self.size + carried) // 2))
 
 
-MAX_HELD: Final = 16 * MIB
-"""Most bytes held for applications that have not read them, over all connections; in memory at
-most 5/4 of that. Four of the widest windows, or 64 of the narrowest, can be unread as a
-whole."""
 MAX_OUTGOING: Final = 8 * MIB
-"""Most bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`,
-the messages that wait (`p2p.swarm.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node
-of 60 MiB under 150, whichever of them an attacker fills."""
-OUTGOING_SHARE: Final = 16 * KI
-"""Bytes that a connection may queue even if others have used up `MAX_OUTGOING`: 16 MiB for
-1,024. A quarter of a record each time costs a third of the bulk speed and keeps messages
-going."""
-MAX_EXTRA_WINDOW: Final = 10 * MIB
-"""Most bytes of receive window granted beyond the initial ones, over all connections: what a
-gigabit line has in flight in 80 ms. With 24 initial windows in use, 6 MiB more, honest peers
-alone stay within `MAX_HELD`."""
-CONNECTION_EXTRA_WINDOW: Final = 8 * MIB
-"""The share of `MAX_EXTRA_WINDOW` that one connection may get: two streams with the largest
-window."""
-MAX_LINGERING: Final = 16_384
-"""Most streams, over all connections, that this side has ended and the peer has not. Each takes
-0.45 KiB until its peer ends it or, after a minute, a sweep does: 256 on each of 768 connections
-were 86 MiB."""
-LINGERING_SHARE: Final = 32
-"""Lingering streams opened by one side that a connection keeps while the host has more than
-`MAX_LINGERING`. Beyond this the oldest is reset."""
+"""Most bytes queued for peers, over all connections: 32 streams at full depth. With what
+is held, the messages that wait (`p2p.swarm.outbox.MAX_WAITING`) and 4,096 served streams it
+keeps a node of 60 MiB under 150, whichever of them an attacker fills."""
 
 
 class Holder(Protocol):
@@ -142,10 +116,14 @@ class HostBudget:
         now: Callable[[], float],
         *,
         protected: Callable[[PeerId], bool] = lambda peer: False,
-        max_held: int = MAX_HELD,
+        max_held: int = 16 * MIB,
     ) -> None:
         """Start empty. ``now`` is `World.now`; ``protected`` returns True for peers whose bytes
-        are given up last."""
+        are given up last.
+
+        ``max_held`` is the most unread bytes, which take 5/4 of it in memory: four of the
+        widest windows, or 64 of the narrowest, can be unread as a whole.
+        """
         self.now = now
         self.time = now()
         """Time at which any connection last read much. Reading a clock for each message would
@@ -220,13 +198,16 @@ class HostBudget:
         want and later ones something.
         """
         # Seconds after which an unused grant no longer counts: a stream in use refills it
-        # within a quarter of a second (`yamux.QUICK`).
+        # within a quarter of a second.
         expired = self.now() - 10.0
         for idle in [other for other in self._grants if other.refilled < expired]:
             del self._grants[idle]
-        free = MAX_EXTRA_WINDOW - sum(extra for _, extra in self._grants.values())
+        # The stock is what a gigabit line has in flight in 80 ms. With 24 initial windows in
+        # use, 6 MiB more, honest peers alone stay within `max_held`.
+        free = 10 * MIB - sum(extra for _, extra in self._grants.values())
         owned = sum(extra for whose, extra in self._grants.values() if whose is owner)
-        extra = min(wanted, free // 2, CONNECTION_EXTRA_WINDOW - owned)
+        # A connection may widen two streams to the largest window.
+        extra = min(wanted, free // 2, 8 * MIB - owned)
         if extra <= 0:
             return 0
         _, before = self._grants.get(stream, (owner, 0))

@@ -24,9 +24,6 @@ HEADER: Final = "/multistream/1.0.0"
 NOT_AVAILABLE: Final = "na"
 MAX_LINE: Final = 256
 """Most bytes of a line. The longest protocol name in use, a mesh topic's, has about 60."""
-MAX_PROPOSALS: Final = 32
-"""Most proposals that a peer may make for one stream. go-libp2p's largest set has about a
-dozen."""
 
 
 def line(text: str) -> bytes:
@@ -153,10 +150,8 @@ class Chooser(_Negotiation):
             if text is None:
                 return
             self.proposals += 1
-            if self.proposals > MAX_PROPOSALS:
-                raise RemoteProtocolError(
-                    f"more than {MAX_PROPOSALS} protocols proposed for one stream"
-                )
+            if self.proposals > 32:  # go-libp2p's largest set has about a dozen
+                raise RemoteProtocolError("more than 32 protocols proposed for one stream")
             protocol = ProtocolId(text)
             if self._serves(protocol):
                 self.chosen = protocol

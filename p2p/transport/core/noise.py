@@ -50,7 +50,6 @@ from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Buffer, Sodium
 
 NONCE: Final = struct.Struct("<4xQ")
 """Layout of a nonce: 4 zero bytes and a 64-bit counter."""
-_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
 
 
 class Symmetric:
@@ -59,7 +58,8 @@ class Symmetric:
     __slots__ = ("_chaining", "_cipher", "_hash", "_nonce")
 
     def __init__(self) -> None:
-        self._chaining = self._hash = _NAME  # exactly 32 bytes: used as they are
+        # The protocol's name has exactly 32 bytes, which are used as they are.
+        self._chaining = self._hash = b"Noise_XX_25519_ChaChaPoly_SHA256"
         self._cipher: SodiumAead | None = None
         self._nonce = 0
         self.mix_hash(b"")  # the prologue
@@ -124,9 +124,6 @@ PROTOCOL_ID: Final = ProtocolId("/noise")
 MAX_RECORD: Final = 65_535
 """Most bytes of one Noise message, by its length field of two bytes."""
 MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
-MAX_HANDSHAKE_MESSAGE: Final = 4096
-"""Most bytes of one handshake message. An Ed25519 payload with a few muxers has about 250. One
-with an RSA identity, which we refuse anyway, has about 600."""
 
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
@@ -221,10 +218,9 @@ class NoiseHandshake:
         self._buffer += data
         while self._next is not None and len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_HANDSHAKE_MESSAGE:
-                raise BadMessage(
-                    f"a handshake message of {length} bytes (at most {MAX_HANDSHAKE_MESSAGE})"
-                )
+            # One with an RSA identity, which we refuse anyway, has about 600 bytes.
+            if length > 4096:
+                raise BadMessage(f"a handshake message of {length} bytes (at most 4096)")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return
