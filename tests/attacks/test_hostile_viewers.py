@@ -23,7 +23,7 @@ from p2p.machine import open_world
 from p2p.membership.heartbeat import MAX_NAME, MAX_ROLES
 from p2p.node.dashboard import server
 from p2p.node.dashboard.commands import describe, following, read
-from p2p.node.dashboard.core.picture import MAX_PEERS, MAX_POINTS, MAX_SERIES, SwarmView
+from p2p.node.dashboard.core.picture import SwarmView
 from p2p.node.dashboard.snapshots import Snapshots
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
@@ -153,10 +153,10 @@ async def test_a_crowd_that_says_all_it_may_shuts_no_page(tmp_path: Path) -> Non
     wide = "\U0001f41f" * MAX_NAME
     said = {"roles": [wide] * MAX_ROLES, "policy": MAX_POLICY, "load": 0.999,
             "upload": 2**53 - 1, "version": wide}  # fmt: skip
-    crowd = replace(scene(), members={f"{number:052d}": said for number in range(MAX_PEERS)})
+    crowd = replace(scene(), members={f"{number:052d}": said for number in range(1024)})
     async with open_world() as world:
         snapshots = Snapshots(world, ROLES, lambda: crowd)
-        for series, x in product(range(2 * MAX_SERIES), range(MAX_POINTS)):
+        for series, x in product(range(128), range(512)):
             snapshots._history.note(f"trainer 2 0 {series}", [(x + 0.123456, 0.123456)])
         async with server.Dashboard(world, snapshots).at_folder(tmp_path):
             heard = following(tmp_path)

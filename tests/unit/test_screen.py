@@ -13,7 +13,7 @@ import pytest
 
 from p2p.node.process import Warnings
 from p2p.node.role import Fact, Progress
-from p2p.node.screen import WIDEST, Terminal, block, facts_of as facts_shown, height, line
+from p2p.node.screen import Terminal, block, facts_of as facts_shown, height, line
 from proofs.checks import Verdict
 from roles.inference.status import Doing, InferenceCounts, Life, Rate, facts_of, life_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
@@ -78,7 +78,7 @@ def test_a_screen_fits_its_terminal(name: str, columns: int, rows: int, encoding
     """The line was cut at 120 columns, and a wrapped one cannot be redrawn."""
     lines = block(SCENES[name], columns, rows, encoding)
     assert 0 < len(lines) < rows
-    assert max(map(len, lines)) <= min(columns - 1, WIDEST)
+    assert max(map(len, lines)) <= min(columns - 1, 80)
     assert all(one.isprintable() for one in lines), "nothing moves a cursor"
     "\n".join(lines).encode(encoding)
     if columns >= 80 and rows >= 24:
