@@ -357,10 +357,11 @@ def decode_invite_untrusted(text: str) -> Invite:
     encoded = line[len(PREFIX) :]
     try:
         data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)
-    except (binascii.Error, ValueError):
+        value = unpack_untrusted(data)
+    except (binascii.Error, ValueError, BadMessage):
         raise BadMessage("the invite is cut off or garbled: copy the whole line") from None
     run, inviter, role, uses, expiry, secret, signature = fields_untrusted(
-        unpack_untrusted(data), bytes, bytes, str, int, int, bytes, bytes, what="invite"
+        value, bytes, bytes, str, int, int, bytes, bytes, what="invite"
     )
     # Bytes of a run's id.
     if len(run) != 32 or len(secret) != SEED_BYTES:

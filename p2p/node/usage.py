@@ -111,8 +111,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def known_options(self) -> list[str]:
         """Return the long options of this parser and of its commands."""
-        names = {name for action in self._actions for name in action.option_strings}
-        for action in self._actions:
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        names = {name for action in shown for name in action.option_strings}
+        for action in shown:
             for parser in action.choices.values() if isinstance(action.choices, dict) else ():
                 names.update(parser.known_options())
         return sorted(name for name in names if name.startswith("--"))

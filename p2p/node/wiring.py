@@ -324,13 +324,19 @@ class Wiring:
         newest = self._node.shardcast.newest
         while True:
             self._node.membership.me.update(policy=int(newest))
-            self._node.membership.me.update(upload=self._upload())
+            if upload := self._upload():
+                self._node.membership.me.update(upload=upload)
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _tell_places(self, nat: Nat) -> None:
-        """Keep our heartbeat's relay places, and the upload, up to date."""
+        """Keep our heartbeat's relay places up to date, and the upload when this node becomes
+        a leaf, or is none any more."""
+        me, was_leaf = self._node.membership.me, False
         while True:
-            self._node.membership.me.update(slots=nat.places, upload=self._upload())
+            me.update(slots=nat.places)
+            if nat.needs_open_peers is not was_leaf:
+                was_leaf = not was_leaf
+                me.update(upload=self._upload())
             await nat.news.wait()
 
     def _upload(self) -> int:

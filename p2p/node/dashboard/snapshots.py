@@ -220,7 +220,7 @@ class OwnView:
         facts = [*(addrs or [("address", "listens nowhere")]), ("reachable", self._reachable())]
         if node is None:
             return SwarmView(
-                title="Shoal", own=own, says="no run yet: asks the bootstrap peers for one",
+                title="Shoal", own=own, says="no run yet: waits for one",
                 known={own: NodeView(health={"roles": {}})}, facts=facts,
             )  # fmt: skip
         run, health = node.run, node.health(self._roles)
