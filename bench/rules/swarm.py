@@ -33,7 +33,7 @@ RULES: Final = {
     ),
     "descriptors": Rule(
         "files and dials always find a descriptor",
-        {f"{LIMITS}:DESCRIPTOR_RESERVE": 0},
+        edit(f"{LIMITS}:ResourceLimits.within", "descriptors - 320", "descriptors"),
         tests="limits_leave_a",
     ),
     "room for dials": Rule(
@@ -120,7 +120,7 @@ RULES: Final = {
     ),
     "served streams of a peer": Rule(
         "one peer is served so much",
-        {f"{LIMITS}:MAX_SERVED_PER_PEER": HUGE},
+        edit(f"{LIMITS}:Budget.serve", "len(own) > 256", "False"),
         tests="one_peer_has",
     ),
     "served most": Rule(
@@ -145,7 +145,7 @@ RULES: Final = {
     # Dials on a stranger's word.
     "dials to a host": Rule(
         "strangers make us dial one host a few times at once",
-        {f"{LIMITS}:MAX_DIALS_PER_HOST": HUGE},
+        edit(f"{LIMITS}:DialTargets.begin", "self._open[group.host] >= 4", "False"),
         tests="one_target_is",
     ),
     "dials to a network": Rule(
@@ -155,7 +155,7 @@ RULES: Final = {
     ),
     "failed dials to a host": Rule(
         "a host that does not answer is left alone",
-        {f"{LIMITS}:MAX_FAILED_PER_HOST": 1e9},
+        edit(f"{LIMITS}:DialTargets.begin", ">= 8.0", ">= 1e9"),
         tests="targets_are_counted",
     ),
     "failed dials to a network": Rule(
@@ -175,12 +175,14 @@ RULES: Final = {
     ),
     "dials on hearsay": Rule(
         "silent addresses make us dial few at once",
-        {f"{CONNECTOR}:MAX_HEARSAY_DIALS": 10**6},
+        edit(
+            f"{CONNECTOR}:Connector.__init__", "CapacityLimiter(16)", "CapacityLimiter(10**6)"
+        ),
         tests="silent_contacts_do",
     ),
     "waiting dials": Rule(
         "dials on hearsay do not pile up",
-        {f"{CONNECTOR}:MAX_WAITING_DIALS": HUGE},
+        edit(f"{CONNECTOR}:Connector._dial", "tasks_waiting >= 256", "tasks_waiting >= 10**9"),
         tests="silent_contacts_do",
     ),
     "slots for our wishes": Rule(
@@ -208,7 +210,7 @@ RULES: Final = {
     ),
     "hearsay of a network": Rule(
         "one network does not push out what is known of others",
-        {f"{GATER}:MAX_HEARSAY_PER_NETWORK": HUGE},
+        edit(f"{GATER}:AddressBook._add_hearsay", "len(crowd) > MAX_PEERS // 32", "False"),
         tests="one_network_pushes",
     ),
     "largest network first": Rule(
@@ -238,7 +240,7 @@ RULES: Final = {
     ),
     "addresses rest": Rule(
         "dead addresses hold up no live one",
-        {f"{GATER}:MAX_REST": 0.0},
+        edit(f"{GATER}:ConnectionGater.addr_failed", "600.0", "0.0"),
         tests="address_that_fails",
     ),
     "answered first": Rule(
@@ -258,7 +260,7 @@ RULES: Final = {
     ),
     "back-off": Rule(
         "messages do not dial a dead peer again and again",
-        {f"{GATER}:DIAL_BACKOFF": 0.0},
+        edit(f"{GATER}:ConnectionGater.dial_failed", "now + 5.0", "now"),
         tests="a_back_off",
     ),
     # Whom to refuse.
@@ -288,7 +290,7 @@ RULES: Final = {
     ),
     "replaced": Rule(
         "one identity does not shake hands without end",
-        {f"{CONNECTOR}:MAX_REPLACED": 1e9},
+        edit(f"{CONNECTOR}:Connector._greet", ">= 16.0", ">= 1e9"),
         tests="an_identity_that",
     ),
     "handshake rate": Rule(
@@ -298,7 +300,7 @@ RULES: Final = {
     ),
     "newest under overload": Rule(
         "newcomers do not wait behind a crowd that comes again",
-        {f"{CONNECTOR}:OVERLOADED": 1e9},
+        edit(f"{CONNECTOR}:_Turns.call", "pending.since > 0.4", "pending.since > 1e9"),
         tests="dialers_that_have",
     ),
     "fewest waiting first": Rule(
@@ -317,12 +319,12 @@ RULES: Final = {
     ),
     "unused connections": Rule(
         "who connects and does nothing makes room",
-        {f"{CONNECTOR}:UNUSED_TIMEOUT": 1e9},
+        edit(f"{CONNECTOR}:Connector._sweep", "else 30.0", "else 1e9"),
         tests="idle_connections_end",
     ),
     "idle connections": Rule(
         "who does nothing any more makes room",
-        {f"{CONNECTOR}:IDLE_TIMEOUT": 1e9},
+        edit(f"{CONNECTOR}:Connector._sweep", "= 300.0 if", "= 1e9 if"),
         tests="idle_connections_end",
     ),
     "one of each network": Rule(
@@ -336,7 +338,7 @@ RULES: Final = {
     ),
     "dial deadlines": Rule(
         "a peer with many silent addresses holds a dial's place for seconds only",
-        {f"{CONNECTOR}:DIAL_TIMEOUT": 1e9, f"{CONNECTOR}:HEARSAY_TIMEOUT": 1e9},
+        edit(f"{CONNECTOR}:Connector._dial", "20.0 if dial.trusted else 8.0", "1e9"),
         tests="accept_and_say_nothing",
     ),
     "late sweeps": Rule(
@@ -391,7 +393,7 @@ RULES: Final = {
     ),
     "turns of messages": Rule(
         "a flood of messages leaves turns to others",
-        {f"{SWARM}:TURN_MESSAGES": HUGE},
+        edit(f"{SWARM}:SwarmHost._take_messages", "in_turn >= 64 or ", ""),
         tests="empty_messages_are",
     ),
     "message rate": Rule(

@@ -40,9 +40,6 @@ from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_BYTES: Final = 4 * MIB
-"""Bytes after which a segment is closed. Recovery rewrites at most one segment, in some 50
-ms."""
 REMEDY: Final = (
     "restore the ledger as it was when the node ran last, or give the node a new key and an"
     " empty ledger: with part of its log missing it would sign numbers twice, which proves that"
@@ -52,8 +49,6 @@ REMEDY: Final = (
 
 FOLDER: Final = "ledgers"
 _FORK: Final = ".fork"
-SLACK: Final = 2
-"""Multiple of its content's size above which a file is rewritten."""
 READ_RATE: Final = 20e6
 """Bytes of records that are checked per second, for the simulator's clock (measured on one
 core: 20 to 30)."""
@@ -65,7 +60,9 @@ class Ledger:
     All roles sign the same log: with a log each, two of them would sign one number twice.
     """
 
-    def __init__(self, world: World, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, world: World, segment_bytes: int = 4 * MIB) -> None:
+        """Prepare the ledger. A segment is closed after ``segment_bytes``: recovery rewrites at
+        most one segment, by default in some 50 ms."""
         self._world = world
         self._folder = "ledger"
         self._segment_bytes = segment_bytes
@@ -340,8 +337,7 @@ class KeptLedgers:
         disk, path = self._world.disk, f"{FOLDER}/{author}"
         data = b"".join(map(encode_record, fresh))
         size = self._sizes.get(author, 0) + len(data)
-        whole = self._exchange.size(author)
-        if size > SLACK * max(whole, LEAST):
+        if size > 2 * max(self._exchange.size(author), LEAST):
             data = b"".join(map(encode_record, self._exchange.statements(author)))
             await disk.replace(path, data)
             size = len(data)

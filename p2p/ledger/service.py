@@ -52,13 +52,6 @@ ASK_BACK: Final = 1.0
 tenth of a swarm's nodes may ask one node in an interval."""
 ASK_SECONDS: Final = 20.0
 """Seconds to wait for an answer: 256 KiB at 128 kbit/s."""
-BURST: Final = 8.0
-"""Questions of one peer that are answered at once, as for a node that returns after a day."""
-DOUBTED: Final = 120.0
-"""Seconds for which a peer's claim to have more is ignored after it had nothing new. Twelve
-questions go to others in that time."""
-OWN_BATCH: Final = 64
-"""Number of entries of our own ledger that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +94,13 @@ class LedgerExchange:
         self.exchange = Exchange(world.verify)
         """Copies of the followed ledgers, and proofs against their authors."""
         self._kept = KeptLedgers(world, self.exchange)
-        # Five questions in the interval in which an honest peer asks one.
-        self._asking = KeyedQuotas(0.5, BURST)
+        # Five questions in the interval in which an honest peer asks one, and eight at once, as
+        # for a node that returns after a day.
+        self._asking = KeyedQuotas(0.5, 8.0)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
         """Peer that claims to have more than this node, if any."""
-        self._doubted: BoundedDict[PeerId, float] = BoundedDict(
-            1024
-        )  # as many as are connected
+        self._doubted: BoundedDict[PeerId, float] = BoundedDict(1024)  # as are connected
         """Maps each peer to the time until which its claim to have more is ignored."""
         self._finders: list[Callable[[Equivocation[Statement]], None]] = []
         self._followed = AutoResetEvent()
@@ -188,14 +180,14 @@ class LedgerExchange:
         while me not in self.exchange.authors:
             await self._followed.wait()
         ledger = await self._own.opened()
-        seen = max(self.exchange.top(me), ledger.head.seqno - OWN_BATCH * 16)
+        seen = max(self.exchange.top(me), ledger.head.seqno - 1024)
         while True:
             await ledger.wait_grown(seen)
             news: list[News] = []
             async for entry in ledger.entries(start=seen + 1):
                 news += [one] if (one := self.take_own(entry)) is not None else []
                 seen = entry.seqno
-                if len(news) >= OWN_BATCH:
+                if len(news) >= 64:
                     break
             if seen == ledger.head.seqno:
                 tell_head(sign_head(ledger.head, self._world.signer).brief())
@@ -212,7 +204,8 @@ class LedgerExchange:
                 due = world.now() + ASK_BACK
                 continue
             if claimant in peers and not await self._ask_one(claimant):
-                self._doubted.renew(claimant, world.now() + DOUBTED)
+                # Twelve questions go to others meanwhile.
+                self._doubted.renew(claimant, world.now() + 120.0)
             if world.now() >= due:
                 await self._ask_one(dice.choice(peers))
                 due = world.now() + self._config.interval * dice.uniform(0.75, 1.25)

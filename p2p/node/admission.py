@@ -194,15 +194,11 @@ PASS_DOMAIN: Final = "/shoal/pass/1.0.0"
 """Signature domain of passes."""
 PREFIX: Final = "shoal-invite-1:"
 """Beginning of the text of an invite; the rest is base64 as in URLs."""
-MAX_TEXT: Final = 1_024
-"""Maximum characters of an invite's text. That of an inviter takes 350."""
 MAX_PASS: Final = 288
 """Maximum bytes of a pass. That of an inviter takes 237."""
 MAX_USES: Final = 1_024
 """Maximum number of identities that one invite admits: a class or a club. Larger groups should
 use an open run."""
-MAX_EXPIRY: Final = 2**37
-"""Maximum expiry in seconds since 1970: the year 6325, as in run files."""
 ID_CHARS: Final = 16
 """Number of characters in an invite's id. The id is the beginning of its public key, and is
 used to revoke it."""
@@ -238,6 +234,16 @@ class Grant:
     """Public half of the invite's own key."""
     signature: bytes
     """Signature of the inviter."""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(
+                f"an invite is for one of the roles {', '.join(ROLES)}, not {self.role!r:.40}:"
+                " the run file names trainers and validators"
+            )
+        # The end is before the year 6325, as in run files.
+        if not 1 <= self.uses <= MAX_USES or not 0 < self.expiry <= 2**37:
+            raise ValueError(f"an invite has 1 to {MAX_USES} uses, and an end")
 
     @property
     def id(self) -> str:
@@ -327,13 +333,6 @@ def sign_invite(
     Raises:
         ValueError: The role, the uses or the expiry are not allowed.
     """
-    if role not in ROLES:
-        raise ValueError(
-            f"an invite is for one of the roles {', '.join(ROLES)}, not {role!r:.40}: the run"
-            " file names trainers and validators"
-        )
-    if not 1 <= uses <= MAX_USES or not 0 < expiry <= MAX_EXPIRY:
-        raise ValueError(f"an invite has 1 to {MAX_USES} uses, and an end")
     unsigned = Grant(
         inviter=inviter.peer_id,
         role=role,
@@ -353,15 +352,16 @@ def decode_invite_untrusted(text: str) -> Invite:
         BadMessage: The text is not an invite. Nothing else is raised, whatever the text.
     """
     line = text.strip()
-    if len(line) > MAX_TEXT or not line.startswith(PREFIX):
+    if len(line) > 1_024 or not line.startswith(PREFIX):  # that of an inviter takes 350
         raise BadMessage(f"an invite is one line that begins with {PREFIX}")
     encoded = line[len(PREFIX) :]
     try:
         data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True)
-    except (binascii.Error, ValueError):
+        value = unpack_untrusted(data)
+    except (binascii.Error, ValueError, BadMessage):
         raise BadMessage("the invite is cut off or garbled: copy the whole line") from None
     run, inviter, role, uses, expiry, secret, signature = fields_untrusted(
-        unpack_untrusted(data), bytes, bytes, str, int, int, bytes, bytes, what="invite"
+        value, bytes, bytes, str, int, int, bytes, bytes, what="invite"
     )
     # Bytes of a run's id.
     if len(run) != 32 or len(secret) != SEED_BYTES:
@@ -394,15 +394,14 @@ def decode_pass_untrusted(data: bytes) -> Pass:
 def _grant_untrusted(
     inviter: PeerId, role: str, uses: int, expiry: int, key: PeerId, signature: bytes
 ) -> Grant:
-    if role not in ROLES:
-        raise BadMessage(f"{role[:20]!r} is no role that can be invited")
-    if not 1 <= uses <= MAX_USES or not 0 < expiry <= MAX_EXPIRY:
-        raise BadMessage("the uses or the expiry of an invite are out of range")
     if len(signature) != SIGNATURE_BYTES:
         raise BadMessage(f"an invite has a signature of {SIGNATURE_BYTES} bytes")
-    return Grant(
-        inviter=inviter, role=role, uses=uses, expiry=expiry, key=key, signature=signature
-    )
+    try:
+        return Grant(
+            inviter=inviter, role=role, uses=uses, expiry=expiry, key=key, signature=signature
+        )
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
 
 
 def _claim(run: bytes, peer: PeerId) -> bytes:
@@ -411,8 +410,6 @@ def _claim(run: bytes, peer: PeerId) -> bytes:
 
 MAX_SHOWN: Final = MAX_PASS + 2 * NONCE_BYTES + 16
 """Maximum bytes of a credential: a pass, two nonces and framing."""
-TRIES: Final = 1 << 20
-"""Number of nonces tried in one call of `find_work`: half a second's work."""
 
 _WORK_DOMAIN: Final = b"shoal-run-stamp:1.0.0"
 
@@ -460,7 +457,7 @@ def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
     return zero_bits(_WORK_DOMAIN + run + peer.digest, nonce)
 
 
-def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:
-    """Return the first nonce worth ``bits`` among the `TRIES` from ``first`` on, or empty
-    bytes. It is a pure function, for a worker thread."""
-    return find_nonce(_WORK_DOMAIN + run + peer.digest, bits, range(first, first + TRIES))
+def find_work(run: bytes, peer: PeerId, bits: int, tries: range = range(1 << 20)) -> bytes:
+    """Return the first nonce worth ``bits`` among ``tries``, by default half a second's work,
+    or empty bytes. It is a pure function, for a worker thread."""
+    return find_nonce(_WORK_DOMAIN + run + peer.digest, bits, tries)

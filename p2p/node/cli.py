@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -22,20 +21,13 @@ from p2p.host import Host
 from p2p.identity import verify
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.membership.heartbeat import MAX_NAME
-from p2p.node.admission import (
-    MAX_TEXT,
-    PREFIX,
-    SignedRun,
-    decode_invite_untrusted,
-)
+from p2p.node.admission import PREFIX, SignedRun, decode_invite_untrusted
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.server import open_dashboard
 from p2p.node.folders import STARTED, add_folder, node_of
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
-    FORMATS,
-    LEVELS,
     check_key_place,
     check_platform,
     locked_folder,
@@ -44,7 +36,7 @@ from p2p.node.process import (
 )
 from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
-from p2p.node.screen import ENDED, LiveScreen, Terminal
+from p2p.node.screen import ENDED, Terminal, report_progress
 from p2p.node.usage import (
     DATA,
     FAILED,
@@ -133,8 +125,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--config", type=Path, metavar="TOML", help="configuration file")
     add("--device", metavar="NAME",
         help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps")
-    add("--log", choices=LEVELS, default="info", help="level of DIR/log")
-    add("--log-format", choices=FORMATS, default="text", help="of DIR/log (docs/events.md)")
+    add("--log", choices=("debug", "info", "warning", "error"), default="info",
+        help="level of DIR/log")
+    add("--log-format", choices=("text", "json"), default="text",
+        help="of DIR/log (docs/events.md)")
     add("--json", action="store_true", help="JSON lines instead of text")
     add("--status", type=seconds, metavar="SECONDS",
         help="print the node's health, a JSON line, that often; implies --json")
@@ -161,7 +155,7 @@ def _invite(value: str) -> str:
     try:
         if not value.startswith(PREFIX):
             with expanded(Path(value)).open(encoding="utf-8-sig") as file:
-                value = file.read(MAX_TEXT + 1)
+                value = file.read(4096)  # more than an invite has
         decode_invite_untrusted(value)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
@@ -232,7 +226,7 @@ async def _run_node(
                                 _report_health, node, roles, max(options.status, 0.05)
                             )
                         elif not options.json:
-                            nursery.start_soon(LiveScreen(node, roles, terminal).run)
+                            nursery.start_soon(report_progress, node, roles, terminal)
                         await run_roles(node, roles)
             except trio.Cancelled:
                 if not joined and not options.json:
@@ -277,12 +271,13 @@ def _report_start(
     has_run: bool, asking: str,
 ) -> None:  # fmt: skip
     addrs = [str(addr) for addr in host.addrs]
+    no_run = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
     if options.json:
         fields = {
             "peer": str(host.peer_id), "addrs": addrs, "roles": options.role,
             "data": str(options.data), "sandbox": containment.mechanism.value,
             **({"dashboard": url} if url else {}),
-            **({} if has_run else {"waits_for": asking or NO_RUN}),
+            **({} if has_run else {"waits_for": asking or no_run}),
         }  # fmt: skip
         tell(json.dumps({"event": "started", **fields}))
         return
@@ -293,22 +288,9 @@ def _report_start(
     if asking and not has_run:
         lines.append(f"next     {asking}; nothing to do")
     elif not has_run:
-        lines.append(f"next     {NO_RUN}")
+        lines.append(f"next     {no_run}")
         lines.append("         (a run of your own: docs/runs.md)")
     tell("\n".join(lines))
-
-
-NO_RUN: Final = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
-REACH: Final = {
-    LOOPBACK: (
-        "only this machine can dial that: for others, --listen at an address that they reach"
-    ),
-    PRIVATE: (
-        "only this network can dial that: for others, forward a port and announce it,"
-        " docs/node.md"
-    ),
-}
-"""Hints to print about an address that not everyone can dial."""
 
 
 def _report_run(
@@ -328,7 +310,13 @@ def _report_run(
     elif has_run:
         best, (role, who) = max(host.addrs, key=reach_of), run.joins_as
         lines.append(f"next     others join with: shoal node --role {role} --bootstrap {best}")
-        lines += [f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note]
+        reach = {
+            LOOPBACK: "only this machine can dial that: for others, --listen at an address that"
+            " they reach",
+            PRIVATE: "only this network can dial that: for others, forward a port and announce"
+            " it, docs/node.md",
+        }.get(reach_of(best))
+        lines += [f"         ({note})" for note in (who, reach) if note]
     tell("\n".join(lines))
 
 

@@ -27,9 +27,6 @@ from p2p.world import World
 
 CLOCK_PROTOCOL: Final = ProtocolId("/shoal/clock/1.0.0")
 
-ASK_SECONDS: Final = 10.0
-"""Seconds to wait for a peer's answer."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -87,7 +84,7 @@ class PeerClocks:
 
     async def _ask(self, peer: PeerId) -> None:
         try:
-            with trio.fail_after(ASK_SECONDS):
+            with trio.fail_after(10.0):
                 self._ahead.renew(peer, await clock_ahead(self._world, self._host, peer))
         except PEER_TROUBLE as error:
             logger.info("clock.not_told peer=%s reason=%s", peer, error)
@@ -100,8 +97,7 @@ def serve_clock(world: World, host: Host, meter: StrangerMeter) -> None:
         return pack([world.wall()])
 
     host.set_handler(
-        CLOCK_PROTOCOL,
-        serve_requests(answer, max_request=0, may_have=meter.allows_at_door),
+        CLOCK_PROTOCOL, serve_requests(answer, max_request=0, may_have=meter.allows_at_door)
     )
 
 

@@ -30,20 +30,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
-        say(_commands_help())
+        lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
+        usage = "usage: shoal COMMAND ... | --version"
+        about = "Strangers train one model together, peer to peer."
+        say(
+            "\n".join(
+                [
+                    usage,
+                    "",
+                    about,
+                    "",
+                    *lines,
+                    "",
+                    "Each explains itself: shoal COMMAND --help.",
+                ]
+            )
+        )
         return 0 if arguments else WRONG_USAGE
     if arguments[0] == "--version":
         say(f"shoal {version('shoal')}")
         return 0
     return load_command(arguments[0])(arguments[1:])
-
-
-def _commands_help() -> str:
-    """Return the output of ``shoal --help``, with one line for each installed command."""
-    lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
-    usage = "usage: shoal COMMAND ... | --version"
-    head = f"{usage}\n\nStrangers train one model together, peer to peer.\n"
-    return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
 
 
 def load_command(name: str) -> Command:

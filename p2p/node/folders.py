@@ -18,8 +18,6 @@ SOCKET: Final = "api.sock"
 """File in a node's folder that is the socket for its owner."""
 STARTED: Final = "started"
 """File in a node's folder with the command that last started it."""
-RUN: Final = "run.shoal"
-"""File in the folder of a run with all its nodes' folders: what nodes start from."""
 _SOCKETS: Final = Path("/proc/net/unix")
 """Linux's list of sockets, in which the path is the last word of a line."""
 
@@ -104,7 +102,7 @@ def why_silent(folder: Path) -> str:
         wrote = (folder / "log").stat().st_mtime
         command = (folder / STARTED).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        is_made = (folder.parent / RUN).exists()
+        is_made = (folder.parent / "run.shoal").exists()  # in the folder of a run's nodes
         start = f"shoal run start {folder.parent}" if is_made else f"shoal node --data {folder}"
         return f"the node of {folder} does not run: {start}"
     end = datetime.datetime.fromtimestamp(wrote, datetime.UTC).astimezone()

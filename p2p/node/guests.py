@@ -13,6 +13,7 @@ whole world leaves the others their places. Only an inviter's signature makes an
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 from p2p.concurrency import Notifier
@@ -166,7 +167,8 @@ class GuestBook:
                 shown.check(run.id, peer, self._world.verify)
             except BadMessage as error:
                 logger.warning("guest_void %s: %s", path, error)
-                await self._remove(path)
+                with suppress(StorageError):  # it is void the next time, too
+                    await disk.remove(path)
                 continue
             self._guests[peer] = shown
 
@@ -185,21 +187,15 @@ class GuestBook:
 
     async def _keep(self, peer: PeerId) -> bool:
         path, shown = f"{GUESTS}/{peer.public_key.hex()}", self._guests.get(peer)
-        if shown is None:
-            await self._remove(path)
-            return True
         try:
-            await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
+            if shown is None:
+                await self._world.disk.remove(path)
+            else:
+                await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
         except StorageError as error:
             logger.warning("guest_not_kept %s: %s", path, error)
             return False
         return True
-
-    async def _remove(self, path: str) -> None:
-        try:
-            await self._world.disk.remove(path)
-        except StorageError as error:
-            logger.warning("guest_not_removed %s: %s", path, error)
 
 
 def _kept_untrusted(data: bytes) -> tuple[PeerId, Pass]:

@@ -115,34 +115,6 @@ async def open_node(
     config = replace(config, shardcast=config.share.limited(config.shardcast))
     rest = Rest(world, config.share, book.tell_change)
     await rest.load()
-    async with (
-        _open_services(world, host, config, book, rest, meter, nat) as node,
-        trio.open_nursery() as nursery,
-    ):
-
-        def is_member(peer: PeerId) -> bool:
-            """Return True if ``peer`` is a member, or a trainer or validator of the run."""
-            return peer in node.membership or peer in node.run.officers
-
-        meter.begin(is_member, node.shardcast.charge_upload)
-        nursery.start_soon(Wiring(node, bootstrap).run)
-        nursery.start_soon(rest.watch)
-        yield node
-        nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def _open_services(
-    world: World,
-    host: Host,
-    config: NodeConfig,
-    book: RunBook,
-    rest: Rest,
-    meter: StrangerMeter,
-    nat: Nat | None,
-) -> AsyncIterator[Node]:
-    run = book.run
-    assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
     ledger = Ledger(world)
     async with (
@@ -170,23 +142,34 @@ async def _open_services(
         ledgers = LedgerExchange(world, host, ledger, config.ledger, members, meter)
         gossip.subscribe(topic, partial(judge_announcement, shardcast))
         tell_stories(gossip, ledgers, run.id)
+        node = Node(
+            world=world,
+            host=host,
+            config=config,
+            book=book,
+            rest=rest,
+            meter=meter,
+            membership=membership,
+            gossip=gossip,
+            dht=dht,
+            shardcast=shardcast,
+            ledger=ledger,
+            ledgers=ledgers,
+            clocks=PeerClocks(world, host, membership),
+            nat=nat,
+        )
+
+        def is_member(peer: PeerId) -> bool:
+            """Return True if ``peer`` is a member, or a trainer or validator of the run."""
+            return peer in membership or peer in node.run.officers
+
         with ledgers.serving(), host.finding(partial(find_peer, membership, host, book)):
-            yield Node(
-                world=world,
-                host=host,
-                config=config,
-                book=book,
-                rest=rest,
-                meter=meter,
-                membership=membership,
-                gossip=gossip,
-                dht=dht,
-                shardcast=shardcast,
-                ledger=ledger,
-                ledgers=ledgers,
-                clocks=PeerClocks(world, host, membership),
-                nat=nat,
-            )
+            async with trio.open_nursery() as nursery:
+                meter.begin(is_member, shardcast.charge_upload)
+                nursery.start_soon(Wiring(node, bootstrap).run)
+                nursery.start_soon(rest.watch)
+                yield node
+                nursery.cancel_scope.cancel()
 
 
 def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> bool:

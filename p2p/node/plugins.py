@@ -32,7 +32,11 @@ def load_role(
     Raises:
         ConfigError: The role is unknown or refuses its table.
     """
-    kind = _load_role_kind(name)
+    found = installed(ROLES)
+    if ":" not in name and name not in found:
+        near = did_you_mean(name, [*found, NO_ROLE], "installed are")
+        raise ConfigError(f"there is no role {name!r}; {near} (or give module:Class)")
+    kind = load(name if ":" in name else found[name].value, name, "role")
     if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
         raise ConfigError(
             f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)"
@@ -93,13 +97,3 @@ def open_run_untrusted(
         except BadMessage as error:
             failure = failure or error
     raise failure or BadMessage("no reader knows this run file")
-
-
-def _load_role_kind(name: str) -> object:
-    if ":" in name:
-        return load(name, name, "role")
-    found = installed(ROLES)
-    if name not in found:
-        near = did_you_mean(name, [*found, NO_ROLE], "installed are")
-        raise ConfigError(f"there is no role {name!r}; {near} (or give module:Class)")
-    return load(found[name].value, name, "role")

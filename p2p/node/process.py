@@ -39,16 +39,9 @@ from p2p.errors import ConfigError, StorageError
 from p2p.naming import unencodable
 from p2p.wire import MIB
 
-FORMATS: Final = ("text", "json")
 EVENT: Final = re.compile(r"[a-z0-9]+(?:[._][a-z0-9]+)+(?=[\s:,]|$)")
 """Pattern of an event name at the beginning of a message: words joined by dots or
 underscores."""
-
-
-def formatter(kind: str) -> logging.Formatter:
-    """Return the formatter for a format in `FORMATS`."""
-    text = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    return JsonFormatter() if kind == "json" else TextFormatter(text)
 
 
 class TextFormatter(logging.Formatter):
@@ -113,8 +106,6 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]  # `check_platform` says what to do
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-
 
 def check_platform() -> None:
     """Raise `ConfigError` on a platform without fcntl, which is Windows."""
@@ -175,8 +166,8 @@ def logging_to(
     above: Callable[[], AbstractContextManager[None]] = nullcontext,
     form: str = "text",
 ) -> Iterator[None]:
-    """Log to ``path`` at ``level`` for the length of the block. Warnings also go to standard
-    error, unless that is the same file.
+    """Log to ``path`` at ``level``, in the form ``text`` or ``json``, for the length of the
+    block. Warnings also go to standard error, unless that is the same file.
 
     Raises `StorageError` if there is no writing to ``path``.
     """
@@ -190,7 +181,8 @@ def logging_to(
         raise StorageError(
             f"the log {path} cannot be written: {error.strerror}; remove it"
         ) from None
-    to_file.setFormatter(formatter(form))
+    text = TextFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    to_file.setFormatter(JsonFormatter() if form == "json" else text)
     to_people = Warnings(above)
     root = logging.getLogger()
     before = root.level

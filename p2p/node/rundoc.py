@@ -56,12 +56,7 @@ from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.dht.stamp import stamp_cost
 from p2p.equivocation import conflict
-from p2p.errors import (
-    BadMessage,
-    ConfigError,
-    ProtocolNotSupported,
-    StorageError,
-)
+from p2p.errors import BadMessage, ConfigError, ProtocolNotSupported, StorageError
 from p2p.host import PEER_TROUBLE, Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.meter import StrangerMeter
@@ -95,27 +90,9 @@ RIVAL_PATH: Final = "run.rival"
 """File in the node's folder with the other run document of the pinned epoch."""
 MAX_DOCUMENT: Final = 256 * KI
 """Maximum bytes of a document, as in `roles.contract.core.file`."""
-EXPIRY_LOOK: Final = 300.0
-"""Seconds between looks at the wall clock, which may be set. The expiry itself is met
-exactly."""
-WARNINGS: Final = (86_400.0, 3_600.0, 0.0)
-"""Seconds before the expiry of a document at which the operator is warned: a day, an hour, and
-the end."""
-HINT_PAUSE: Final = 10.0
-"""Minimum seconds between questions to peers that seem to have another document. That makes six
-a minute, however often strangers claim to have one."""
 MAX_HINTS: Final = 64
 """Maximum number of peers remembered as asked, or to be asked, for that reason: the trainers
 and validators of a large run."""
-
-STAMP_GRACE: Final = (600.0, 3_600.0)
-"""Minimum and maximum seconds for which the previous number of stamp bits suffices after a
-document that requires more."""
-
-MAX_PAUSE: Final = 30.0
-"""Maximum seconds between two rounds of asking the bootstrap peers. The pause starts at
-``ask_interval`` and doubles. A peer that starts within the first seconds is met at once, and
-one that is gone costs two dials a minute."""
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +102,7 @@ class RunConfig:
     """How a node finds its run and the run's members."""
 
     ask_interval: float = 2.0
-    """Seconds until the bootstrap peers are asked again if none has answered. The pause doubles
-    each time, up to `MAX_PAUSE`."""
+    """Seconds until the bootstrap peers are asked again if none has answered (`next_pause`)."""
 
     ask_timeout: float = 10.0
     """Seconds that one peer may take to send the run document. 256 KiB take 2 s at 1 Mbit/s,
@@ -144,6 +120,12 @@ class RunConfig:
         if min(self.ask_interval, self.ask_timeout, self.refresh) <= 0:
             raise ValueError("intervals and timeouts are positive")
 
+    def next_pause(self, pause: float) -> float:
+        """Return the seconds between the next two rounds of asking the bootstrap peers after
+        ``pause``: twice as long, up to 30. A peer that starts within the first seconds is met
+        at once, and one that is gone costs two dials a minute."""
+        return min(2 * pause, max(30.0, self.ask_interval))
+
 
 def are_rivals(one: SignedRun, other: SignedRun) -> bool:
     """Return True if the same owner signed both documents for one epoch of one run, with
@@ -151,36 +133,6 @@ def are_rivals(one: SignedRun, other: SignedRun) -> bool:
     return one.id == other.id and (
         conflict({one.epoch: one.digest}, {other.epoch: other.digest}) is not None
     )
-
-
-class _File:
-    """File in the node's folder that is written again until the disk has taken it."""
-
-    def __init__(self, world: World, path: str) -> None:
-        self._world = world
-        self._path = path
-        self._content: bytes | None = None
-        self._is_kept = True
-
-    async def put(self, content: bytes | None) -> None:
-        """Write ``content`` to the file, or remove it if that is None."""
-        self._content, self._is_kept = content, False
-        await self.keep()
-
-    async def keep(self) -> None:
-        """Write the file, unless it is up to date. A disk that refuses is only logged."""
-        content = self._content
-        if self._is_kept:
-            return
-        try:
-            if content is None:
-                await self._world.disk.remove(self._path)
-            else:
-                await self._world.disk.replace(self._path, content)
-        except StorageError as error:
-            logger.warning("run.not_kept path=%s reason=%s", self._path, error)
-        else:
-            self._is_kept = content is self._content
 
 
 class RunBook:
@@ -198,7 +150,9 @@ class RunBook:
         self.rival: SignedRun | None = None
         """Other document of the pinned epoch, signed by the same owner; None if there is none.
         Only a higher epoch settles which of them holds."""
-        self._files = {path: _File(world, path) for path in (HELD, PATH, RIVAL_PATH)}
+        self._unkept: dict[str, tuple[bytes | None]] = {}
+        """Maps files of the node's folder to contents that the disk has not taken yet; None
+        stands for no file."""
         self._turn = trio.Lock()
         self._changed = Notifier()
         self._told: tuple[int, int, bool] = (0, 0, True)
@@ -334,17 +288,18 @@ class RunBook:
     def _look_at_the_clock(self) -> float:
         """Warn of an expiry that comes, and tell of changes that the clock brings. Return the
         seconds until the next look, which meets the next warning or the expiry exactly."""
-        run = self._run
+        run, look = self._run, 300.0  # the wall clock may be set meanwhile
         if run is None:
-            return EXPIRY_LOOK
+            return look
+        warnings = (86_400.0, 3_600.0, 0.0)  # seconds before the expiry
         left = run.expiry + EXPIRY_TOLERANCE - self._world.wall()
-        due = sum(left < warning for warning in WARNINGS)
+        due = sum(left < warning for warning in warnings)
         epoch, told, was_in_force = self._told
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             seconds, unit = (3600, "h") if left > 3600 else (60, "min")
             what = f"expires within {math.ceil(left / seconds)} {unit}"
-            if due == len(WARNINGS):
+            if due == len(warnings):
                 what = "has expired: no role works until a newer edition comes"
                 self._world.trace("run.expired", epoch=run.epoch)
             logger.warning(
@@ -356,16 +311,16 @@ class RunBook:
         self._was_guest = self.guests.is_guest(run, self._world.signer.peer_id)
         if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
-        coming = [left - warning for warning in WARNINGS if left - warning >= 0]
-        return min([EXPIRY_LOOK, *(one + 0.001 for one in coming)])
+        coming = [left - warning for warning in warnings if left - warning >= 0]
+        return min([look, *(one + 0.001 for one in coming)])
 
     def hint(self, peer: PeerId) -> bool:
         """Note that ``peer`` seems to have another document. Return True if it will be asked
         soon.
 
         Trainers and validators change with a document, and work must not be lost between two
-        nodes with different ones. Strangers can cause no more than one question every
-        `HINT_PAUSE` seconds, and none before those to trainers and validators.
+        nodes with different ones. Strangers can cause no more than one question every ten
+        seconds, and none before those to trainers and validators.
         """
         asked_at = self._hinted_at.get(peer, -math.inf)
         # The same peer is asked once a minute at most, as often as a random member is.
@@ -395,7 +350,7 @@ class RunBook:
             del self._hints[peer]
             await self.ask_quietly(host, peer, timeout)
             self._hinted_at.renew(peer, self._world.now())
-            await self._world.sleep_until(self._world.now() + HINT_PAUSE)
+            await self._world.sleep_until(self._world.now() + 10.0)
 
     async def load(self, document: bytes | None = None) -> None:
         """Load the pinned document, then ``document`` (from the command line) if it is newer.
@@ -434,7 +389,7 @@ class RunBook:
         """Note on disk which run the folder belongs to."""
         if self._held != run.id:
             self._held = run.id
-            await self._files[HELD].put(run.id.hex().encode())
+            await self._put(HELD, run.id.hex().encode())
 
     async def _read_pin(self, *, has_other: bool) -> SignedRun | None:
         if await self._world.disk.size(PATH) is None:
@@ -467,7 +422,7 @@ class RunBook:
             if are_rivals(pin, rival):
                 self._take_rival(rival)
                 return
-        await self._files[RIVAL_PATH].put(None)
+        await self._put(RIVAL_PATH, None)
 
     def _take_rival(self, rival: SignedRun) -> None:
         self.rival = rival
@@ -502,11 +457,11 @@ class RunBook:
             # before anything is awaited: what a role does after this, it does knowing it
             self._changed.notify_all()
             await self._hold(run)
-            await self._files[PATH].put(run.document)
+            await self._put(PATH, run.document)
             if self.rival is not None and self.rival.epoch < run.epoch:
                 logger.info("run.rival_settled epoch=%d", run.epoch)
                 self.rival = None
-                await self._files[RIVAL_PATH].put(None)
+                await self._put(RIVAL_PATH, None)
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
@@ -518,16 +473,27 @@ class RunBook:
             return
         before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
         if asked > before:
-            least, most = STAMP_GRACE
-            # Times what a work stamp takes on average: a slow core, and one that is out of
-            # luck.
-            time = min(max(least, 10.0 * stamp_cost(asked)), most)
+            # Ten times what a work stamp takes on average, for a slow core that is out of luck.
+            time = min(max(600.0, 10.0 * stamp_cost(asked)), 3_600.0)
             self._stamp_grace = before, self._world.now() + time
 
+    async def _put(self, path: str, content: bytes | None) -> None:
+        self._unkept[path] = (content,)
+        await self.keep()
+
     async def keep(self) -> None:
-        """Write what the disk has refused before."""
-        for file in self._files.values():
-            await file.keep()
+        """Write what the disk has refused before. If it refuses again, that is only logged."""
+        for path, (content,) in [*self._unkept.items()]:
+            try:
+                if content is None:
+                    await self._world.disk.remove(path)
+                else:
+                    await self._world.disk.replace(path, content)
+            except StorageError as error:
+                logger.warning("run.not_kept path=%s reason=%s", path, error)
+            else:
+                if self._unkept.get(path) == (content,):
+                    del self._unkept[path]
 
     async def _judge(self, document: bytes) -> SignedRun | None:
         """Return the run of ``document`` if it is newer than ours; else None.
@@ -543,7 +509,7 @@ class RunBook:
             return run if self._is_news(run) else None
         if self.rival is None:  # a proof, even if its time is over
             self._take_rival(run)
-            await self._files[RIVAL_PATH].put(run.document)
+            await self._put(RIVAL_PATH, run.document)
         return None
 
     def _read(self, document: bytes, pin: SignedRun | None) -> SignedRun:
@@ -726,5 +692,5 @@ class RunBook:
             if self._run is None:
                 with trio.move_on_after(pause):
                     await self._changed.wait()
-            pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
+            pause = config.next_pause(pause)
         return self._run

@@ -18,8 +18,7 @@ import sys
 import textwrap
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import trio
@@ -29,13 +28,6 @@ from p2p.node.node import Node
 from p2p.node.process import is_terminal
 from p2p.node.role import Fact, Progress, Reporter, Role
 from p2p.node.usage import tell
-
-WIDEST: Final = 80
-"""Maximum columns of the block, however wide the terminal is, because longer lines are hard to
-read."""
-LABEL: Final = 9
-"""Columns of a label and the gap after it, as in the lines that a node prints when it
-starts."""
 
 
 def facts_of(
@@ -54,7 +46,8 @@ def facts_of(
 
 def block(facts: Sequence[Fact], columns: int, rows: int, encoding: str = "utf-8") -> list[str]:
     """Return the lines for a terminal of ``columns`` and ``rows``, none of which wraps."""
-    width = max(8, min(columns - 1, WIDEST))  # in the last column some terminals wrap
+    # In the last column some terminals wrap, and lines of more than 80 are hard to read.
+    width = max(8, min(columns - 1, 80))
     lines = [one for fact in facts for one in _wrapped(fact, width, encoding)]
     return lines[: max(1, rows - 1)]
 
@@ -63,8 +56,8 @@ def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
     text = _in_cells(shown(fact.text, encoding))
     # Columns below which labels stand in the text, since nine of 30 are too many.
     is_narrow = width < 40
-    first = f"{fact.label}: " if is_narrow else fact.label.ljust(LABEL)
-    indent = "  " if is_narrow else " " * LABEL
+    first = f"{fact.label}: " if is_narrow else fact.label.ljust(9)  # as when a node starts
+    indent = "  " if is_narrow else " " * 9
     # Maximum lines of one fact, so that a peer's reasons cannot push other facts off the
     # screen.
     folded = textwrap.wrap(
@@ -113,11 +106,6 @@ def height(lines: Sequence[str], columns: int) -> int:
     return sum(max(1, -(-len(one) // max(1, columns))) for one in lines)
 
 
-def redraw(lines: Sequence[str], before: int) -> str:
-    """Return the text that replaces a block of ``before`` lines; the cursor ends behind it."""
-    return erase(before) + "\n".join(lines)
-
-
 def erase(before: int) -> str:
     """Return the text that removes a block of ``before`` lines (ECMA-48: CUU, ED)."""
     up = f"\x1b[{before - 1}A" if before > 1 else ""
@@ -130,22 +118,16 @@ ENDED: Final = "the same command line goes on where this node was"
 
 def facts_about(node: Node, roles: Sequence[Role]) -> list[Fact]:
     """Return the state of ``node`` for the screen."""
-    policy = _policy(node, int(node.shardcast.newest))
-    told = progress_of(node, roles)
-    return facts_of(policy, node.membership.size, node.clocks.trouble, told)
-
-
-def _policy(node: Node, newest: int) -> str:
-    """Return the newest complete policy here, the progress of a newer one, and the newest one
-    that members of this run have."""
-    run = node.run.id
-    members = (member for member in node.membership.members() if member.run == run)
-    ahead = max((member.policy for member in members), default=-1)
-    held = f"{newest}" if newest >= 0 else "none yet"
+    newest, run = int(node.shardcast.newest), node.run.id
+    policy = f"{newest}" if newest >= 0 else "none yet"
     coming = node.shardcast.fetching
     if coming is not None and coming.manifest.version > newest:
-        held += f", {coming.share:.0%} of {coming.manifest.version}"
-    return f"{held} (the swarm has {ahead})" if ahead > newest else held
+        policy += f", {coming.share:.0%} of {coming.manifest.version}"
+    members = (member for member in node.membership.members() if member.run == run)
+    ahead = max((member.policy for member in members), default=-1)
+    policy += f" (the swarm has {ahead})" if ahead > newest else ""
+    told = progress_of(node, roles)
+    return facts_of(policy, node.membership.size, node.clocks.trouble, told)
 
 
 def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:
@@ -176,7 +158,7 @@ class Terminal:
         size = shutil.get_terminal_size()
         with self._lock:
             lines = block(facts, size.columns, size.lines, self.encoding)
-            _write(redraw(lines, height(self._lines, size.columns)))
+            _write(erase(height(self._lines, size.columns)) + "\n".join(lines))
             self._lines = lines
 
     @contextlib.contextmanager
@@ -201,61 +183,41 @@ class Terminal:
             self._lines = []
 
 
-class LiveScreen:
-    """Reports a node's state on standard output from a thread, so that a stopped terminal
-    cannot stop the node."""
+async def report_progress(node: Node, roles: Sequence[Role], terminal: Terminal) -> None:
+    """Report a node's state on standard output until cancelled, and once more at the end. A
+    thread writes, so that a stopped terminal cannot stop the node."""
 
-    def __init__(self, node: Node, roles: Sequence[Role], terminal: Terminal) -> None:
-        self._node = node
-        self._roles = roles
-        self._terminal = terminal
-        self._over = False
+    async def write(function: Callable[..., None], *args: object) -> None:
+        await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
 
-    async def run(self) -> None:
-        """Report until cancelled, and once more at the end."""
-        now = self._node.world.now
-        due, printed = now(), -math.inf
-        try:
-            while True:
-                is_over = await self._tell_if_over()
-                if self._terminal.is_redrawn:
-                    await self._do(partial(self._terminal.redraw, self._facts()))
-                elif now() - printed >= 60.0 or is_over:
-                    printed = now()
-                    await self._say(self._line)
-                # Seconds between looks at the node: a person sees that it lives, and it costs
-                # 0.1 ms.
-                due += 1.0
-                await self._node.world.sleep_until(due)
-        finally:
-            self._terminal.end()
-            said = ENDED if self._terminal.is_redrawn else self._line
-            self._terminal.say(f"ended    {said}")
+    def state() -> str:
+        return line(facts_about(node, roles), terminal.encoding)
 
-    def _facts(self) -> list[Fact]:
-        return facts_about(self._node, self._roles)
-
-    @property
-    def _line(self) -> str:
-        return line(self._facts(), self._terminal.encoding)
-
-    async def _tell_if_over(self) -> bool:
-        """Print once that the run is over. Return True if that was now."""
-        progress = progress_of(self._node, self._roles)
-        if self._over or not progress or not all(one.over for one in progress):
-            return False
-        self._over = True
-        await self._say(
-            "over     the run is over: nothing is left to do, and this node only relays; Ctrl-C"
-            " ends it"
-        )
-        return True
-
-    async def _say(self, text: str) -> None:
-        await self._do(partial(self._terminal.say, text))
-
-    async def _do(self, write: partial[None]) -> None:
-        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+    now = node.world.now
+    due, printed, is_over = now(), -math.inf, False
+    try:
+        while True:
+            progress = progress_of(node, roles)
+            is_news = not is_over and bool(progress) and all(one.over for one in progress)
+            if is_news:
+                is_over = True
+                await write(
+                    terminal.say,
+                    "over     the run is over: nothing is left to do, and this node only"
+                    " relays; Ctrl-C ends it",
+                )
+            if terminal.is_redrawn:
+                await write(terminal.redraw, facts_about(node, roles))
+            elif now() - printed >= 60.0 or is_news:
+                printed = now()
+                await write(terminal.say, state())
+            # Seconds between looks at the node: a person sees that it lives, and it costs
+            # 0.1 ms.
+            due += 1.0
+            await node.world.sleep_until(due)
+    finally:
+        terminal.end()
+        terminal.say(f"ended    {ENDED if terminal.is_redrawn else state()}")
 
 
 def _write(text: str) -> None:

@@ -23,10 +23,6 @@ from p2p.shardcast import ShardcastConfig
 from p2p.wire import KI
 from p2p.world import World
 
-LEAST_RATE: Final = 16 * KI
-"""Minimum rate in bytes per second. At a lower rate a chunk of 4 MiB takes more than four
-minutes, and peers give it up."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareConfig:
@@ -48,11 +44,11 @@ class ShareConfig:
 
     def __post_init__(self) -> None:
         for name, rate in (("upload", self.upload), ("download", self.download)):
-            # Bytes per second: no machine's line carries a TiB, and heartbeats have whole
-            # numbers.
-            if rate and not LEAST_RATE <= rate <= 1024.0**4:
+            # At a lower rate a chunk of 4 MiB takes more than four minutes, and peers give it
+            # up. No machine's line carries a TiB, and heartbeats have whole numbers.
+            if rate and not 16 * KI <= rate <= 1024.0**4:
                 raise ValueError(
-                    f"{name} is at least {LEAST_RATE} bytes per second and at most a TiB, or 0"
+                    f"{name} is at least {16 * KI} bytes per second and at most a TiB, or 0"
                     " for no limit"
                 )
         if self.disk < 0:

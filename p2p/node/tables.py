@@ -36,12 +36,6 @@ _FROM_TEXT: Final[Mapping[type, Callable[[str], object]]] = {
     PeerId: PeerId.from_base58,
     Multiaddr: Multiaddr.parse,
 }
-_KIND_NAMES: Final = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-}
 
 
 def read_table(kind: type[T], table: object, where: str) -> T:
@@ -57,9 +51,12 @@ def read_table(kind: type[T], table: object, where: str) -> T:
     known = _fields(typing.cast(Any, kind))
     for key in table:
         if key not in known:
-            # Maximum characters of an unknown key that are quoted and compared with known keys.
             # The key may be a stranger's, and comparison takes quadratic time.
-            raise ConfigError(_unknown(f"{key!s:.80}", list(known), where))
+            key = f"{key!s:.80}"
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            all_keys = f"known are {', '.join(sorted(known))}"
+            hint = f"did you mean {near[0]!r}?" if near else all_keys
+            raise ConfigError(f"{where}: there is no key {key!r}; {hint}")
     values = {}
     for name, (field, hint) in known.items():
         if name in table:
@@ -127,23 +124,17 @@ def _read(hint: Any, value: object, where: str) -> object:
     if is_dataclass(hint):
         return read_table(typing.cast(type, hint), value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _as_float(value, where)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is too large for a number") from None
     if value != value:  # every comparison with it is false: no check at birth would catch it
         raise ConfigError(f"{where} is not a number")
     if hint is object:
         return value
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(
-            f"{where} must be {_KIND_NAMES.get(hint, hint.__name__)}, not {_describe(value)}"
-        )
+        raise ConfigError(f"{where} must be {_name_of(hint)}, not {_describe(value)}")
     return value
-
-
-def _as_float(value: int, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise ConfigError(f"{where} is too large for a number") from None
 
 
 def _read_text(hint: Any, value: object, where: str) -> object:
@@ -181,21 +172,16 @@ def _read_mapping(kinds: tuple[Any, ...], value: object, where: str) -> dict[str
     return {key: _read(kinds[1], item, f"{where}.{key}") for key, item in value.items()}
 
 
-def _unknown(key: str, known: list[str], where: str) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    return f"{where}: there is no key {key!r}; {hint}"
-
-
 def _describe(value: object) -> str:
+    return _name_of(type(value))
+
+
+def _name_of(kind: type) -> str:
     names = {
-        list: "a list",
-        dict: "a table",
-        type(None): "nothing",
-        **_KIND_NAMES,
-        bytes: "bytes",
-    }
-    return names.get(type(value), type(value).__name__)
+        str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+        list: "a list", dict: "a table", type(None): "nothing", bytes: "bytes",
+    }  # fmt: skip
+    return names.get(kind, kind.__name__)
 
 
 MAX_TOML: Final = MIB
@@ -233,10 +219,6 @@ def parse_toml(data: bytes, where: str) -> Table:
         raise ConfigError(f"{where} is not TOML: {error}") from None
 
 
-COLUMN: Final = 32
-"""Column in which comments begin."""
-
-
 def write_toml(table: Table, reasons: Mapping[str, str] = {}) -> str:
     """Return a table as TOML text, without keys that are None.
 
@@ -260,14 +242,14 @@ def _lines(table: Table, reasons: Mapping[str, str], path: str) -> Iterator[str]
         elif value is not None:
             reason = reasons.get(f"{path}{key}", "")
             line = f"{key} = {_value(value)}"
-            yield f"{line:<{COLUMN - 1}} # {reason}" if reason else line
+            yield f"{line:<31} # {reason}" if reason else line
     for key, value in late:
         tables: list[Table] = [value] if isinstance(value, Mapping) else list(value)
         for one in tables:
             reason = reasons.get(key, "")
             line = f"[{key}]" if isinstance(value, Mapping) else f"[[{key}]]"
             yield ""
-            yield f"{line:<{COLUMN - 1}} # {reason}" if reason else line
+            yield f"{line:<31} # {reason}" if reason else line
             yield from _lines(one, reasons, f"{key}.")
 
 

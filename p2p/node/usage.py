@@ -46,9 +46,6 @@ DATA: Final = Path("~/.shoal")
 """Default folder of a node's data (`expanded`)."""
 STANDARD_OUTPUT: Final = Path("-")
 """Path that stands for standard output in most commands."""
-MAX_NAMED: Final = 40
-"""Maximum number of known words in a sentence. All scenarios, commands or keys fit, but not the
-10,000 nodes of a swarm."""
 
 
 def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> str:
@@ -61,8 +58,9 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.6)
     if near:
         return f"did you mean {bare[near[0]]!r}?"
-    rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
+    # All scenarios, commands or keys fit, but not the 10,000 nodes of a swarm.
+    rest = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    return f"{what}: {', '.join(names[:40]) or 'none'}{rest}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -113,20 +111,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def known_options(self) -> list[str]:
         """Return the long options of this parser and of its commands."""
-        commands = [
-            parser
-            for action in self._actions
-            if isinstance(action.choices, dict)
-            for parser in action.choices.values()
-        ]
-        own = [name for action in self._actions for name in action.option_strings]
-        below = [
-            name
-            for parser in commands
-            if isinstance(parser, CommandParser)
-            for name in parser.known_options()
-        ]
-        return sorted({name for name in (*own, *below) if name.startswith("--")})
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        names = {name for action in shown for name in action.option_strings}
+        for action in shown:
+            for parser in action.choices.values() if isinstance(action.choices, dict) else ():
+                names.update(parser.known_options())
+        return sorted(name for name in names if name.startswith("--"))
 
 
 def check_target(option: str, path: Path | None, *, text: bool = True) -> None:

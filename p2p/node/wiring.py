@@ -46,14 +46,13 @@ from p2p.node.admission import (
     MAX_SHOWN,
     Capability,
     Credential,
-    Invite,
     SignedRun,
     check_grant,
     decode_invite_untrusted,
 )
 from p2p.node.guests import why_not_by
 from p2p.node.role import Node
-from p2p.node.rundoc import MAX_PAUSE, RunBook
+from p2p.node.rundoc import RunBook
 from p2p.policy import PolicyVersion
 from p2p.reach.nat import Nat
 from p2p.world import World
@@ -78,7 +77,15 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
     if text:
         try:
             invite = decode_invite_untrusted(text)
-            _check(invite, world, run)
+            if invite.run != run.id:
+                raise BadMessage(
+                    f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
+                    f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you"
+                    " were invited to, and another --data"
+                )
+            if why_not := why_not_by(invite.grant, run, world.wall()):
+                raise BadMessage(why_not)
+            check_grant(invite.grant, run.id, world.verify)
             made = invite.pass_for(world.signer.peer_id).to_bytes()
             await world.disk.replace(PASS_PATH, made)
         except BadMessage as error:
@@ -92,19 +99,6 @@ async def take_invite(world: World, book: RunBook, run: SignedRun, text: str) ->
         book.see(world.signer.peer_id, Credential(invite=book.own_pass).to_bytes())
     except BadMessage as error:  # the run may be open, or its next edition name this node
         logger.warning("the invite that this node joined with does not admit it now: %s", error)
-
-
-def _check(invite: Invite, world: World, run: SignedRun) -> None:
-    if invite.run != run.id:
-        raise BadMessage(
-            f"it is to run {invite.run.hex()[:12]}, and this node is in {run.name!r}"
-            f" ({run.id.hex()[:12]}): take --bootstrap of a member of the run that you were"
-            " invited to, and another --data"
-        )
-    why_not = why_not_by(invite.grant, run, world.wall())
-    if why_not:
-        raise BadMessage(why_not)
-    check_grant(invite.grant, run.id, world.verify)
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
@@ -207,11 +201,6 @@ async def _meet(host: Host, peer: PeerId) -> None:
     # Seconds for a peer that may relay to answer.
     with trio.move_on_after(5.0), suppress(*PEER_TROUBLE):
         await host.connect(peer)
-
-
-LEAF_UPLOAD: Final = 1
-"""Upload in bytes per second that a node claims in order to be a leaf of SHARDCAST's forest. It
-is less than that of any class, but not 0, which means unknown."""
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
@@ -331,32 +320,35 @@ class Wiring:
         node.ledgers.follow(node.run.officers)
 
     async def _tell_policy(self) -> None:
-        """Keep our heartbeat's policy and upload up to date: the newest complete policy, and
-        the upload measured or allowed."""
+        """Keep our heartbeat's newest complete policy, and the upload, up to date."""
         newest = self._node.shardcast.newest
         while True:
             self._node.membership.me.update(policy=int(newest))
-            rate = self._node.shardcast.uplink_rate
-            lent = self._node.config.share.upload
-            # Share of its uplink that a node offers to policies: a line filled to the brim
-            # starves its own acknowledgements.
-            carried = min(0.9 * rate, lent or math.inf) if rate else lent
-            if self._node.nat is not None and self._node.nat.needs_open_peers:
-                carried = LEAF_UPLOAD
-            if carried:
-                self._node.membership.me.update(upload=int(carried))
+            if upload := self._upload():
+                self._node.membership.me.update(upload=upload)
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _tell_places(self, nat: Nat) -> None:
-        """Keep our heartbeat's relay places up to date. Claim the upload of a leaf while few
-        peers could fetch policies from us."""
+        """Keep our heartbeat's relay places up to date, and the upload when this node becomes
+        a leaf, or is none any more."""
         me, was_leaf = self._node.membership.me, False
         while True:
             me.update(slots=nat.places)
             if nat.needs_open_peers is not was_leaf:
                 was_leaf = not was_leaf
-                me.update(upload=LEAF_UPLOAD if was_leaf else 0)
+                me.update(upload=self._upload())
             await nat.news.wait()
+
+    def _upload(self) -> int:
+        """Return the upload for our heartbeat in bytes per second: what was measured or is
+        allowed, 0 if unknown. While few peers could fetch policies from us it is 1, less than
+        that of any class, which makes this node a leaf of SHARDCAST's forest."""
+        rate, lent = self._node.shardcast.uplink_rate, self._node.config.share.upload
+        if self._node.nat is not None and self._node.nat.needs_open_peers:
+            return 1
+        # Share of its uplink that a node offers to policies: a line filled to the brim
+        # starves its own acknowledgements.
+        return int(min(0.9 * rate, lent or math.inf) if rate else lent)
 
     async def _join(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -382,7 +374,7 @@ class Wiring:
             if found or any(member.run == run for member in members()):
                 return
             await node.world.sleep_until(node.world.now() + pause)
-            pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
+            pause = config.next_pause(pause)
 
     async def _ask_admission(self, peer: PeerId) -> None:
         """Warn the operator, once for each reason, if a peer of the run does not admit this
@@ -399,9 +391,6 @@ class Wiring:
         await self._node.dht.bootstrap(
             [a for a in self._bootstrap if a.peer_id != self._node.peer_id]
         )
-        await self._publish()
-
-    async def _publish(self) -> None:
         addrs = encode_addrs(self._node.host.addrs)
         # Lifetime of such a record in seconds; the DHT renews it while we live.
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, addrs, 1800.0)

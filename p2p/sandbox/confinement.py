@@ -9,9 +9,6 @@ from typing import Final
 
 from p2p.wire import KI, MIB
 
-OPEN_FILES: Final = 256
-"""Most open files of each process of a stranger's worker. Each costs the kernel up to 64 KiB
-where it is a pipe."""
 REPLY: Final = 64 * MIB
 """Most bytes of one reply, as engines and environments send them (`roles.workers.calls`)."""
 CHATTER: Final = 16 * MIB

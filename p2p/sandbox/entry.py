@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Final
 
-from p2p.sandbox.seccomp import Instruction, assemble, filter_program
+from p2p.sandbox.seccomp import assemble, filter_program
 
 READY: Final = b"+"
 """Output of a worker whose limits are in force."""
@@ -71,14 +71,14 @@ def main(argv: list[str]) -> None:
         os.setresuid(limits.user, limits.user, limits.user)
     if limits.machine:
         _prctl(38, 1, 0)  # PR_SET_NO_NEW_PRIVS
-        _install(
-            filter_program(
-                limits.machine,
-                network=limits.network,
-                forks=limits.forks,
-                uncounted=limits.uncounted,
-            )
+        filtered = filter_program(
+            limits.machine,
+            network=limits.network,
+            forks=limits.forks,
+            uncounted=limits.uncounted,
         )
+        program = _Program(len(filtered), assemble(filtered))
+        _prctl(22, 2, ctypes.addressof(program))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
     os.write(sys.stdout.fileno(), READY)
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -93,11 +93,6 @@ def _limit(name: str, amount: int) -> None:
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
-
-
-def _install(instructions: list[Instruction]) -> None:
-    program = _Program(len(instructions), assemble(instructions))
-    _prctl(22, 2, ctypes.addressof(program))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def _prctl(option: int, first: int, second: int) -> None:

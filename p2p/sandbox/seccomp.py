@@ -67,22 +67,14 @@ worker's folder and would follow a link to its key."""
 UNCOUNTED: Final = _calls(
     """
     memfd_create 319 279, memfd_secret 447 447, shmget 29 194, msgget 68 186, semget 64 190,
-    mq_open 240 180
-    """
-)
-"""Calls that allocate memory outside any process's address space, and so beyond its limit."""
-SHARED: Final = _calls(
-    """
+    mq_open 240 180,
     io_setup 206 0, sync 162 81, syncfs 306 267, sched_setaffinity 203 122, setrlimit 160 164
     """
 )
-"""Calls on shared resources: asynchronous reads (65,536 places), write-back and cores. Setting
+"""Calls that allocate memory outside any process's address space, and so beyond its limit; and
+calls on shared resources: asynchronous reads (65,536 places), write-back and cores. Setting
 limits is among them, since a lower limit on core dumps has another meaning
-(`p2p.sandbox.launch.NO_CORE`)."""
-FORKS: Final = _calls("fork 57 -, vfork 58 -")
-"""Calls that make processes. ``clone`` makes threads too, and is judged by its flags."""
-SOCKETS: Final = _calls("socket 41 198")
-"""The call that makes sockets, except joined pairs, which event loops need."""
+(`p2p.sandbox.launch`)."""
 JUDGED: Final = _calls(
     "clone3 435 435, clone 56 220, ioctl 16 29, socketpair 53 199, prlimit64 302 261"
 )
@@ -102,9 +94,6 @@ ANY_BIT: Final = 0x45
 ALLOW: Final = 0x7FFF0000
 KILL: Final = 0x80000000
 """Verdict that ends the whole process."""
-ERRNO: Final = 0x00050000
-"""Verdict that returns an error, whose number is in the lower half."""
-EPERM: Final = 1
 FIRST, SECOND, THIRD = 16, 24, 32
 """Offsets in ``seccomp_data`` of the lower half of each argument. Both architectures here are
 little-endian."""
@@ -121,9 +110,9 @@ class Instruction(NamedTuple):
     constant: int
 
 
-def deny(error: int) -> Instruction:
-    """Return an instruction that refuses the call with an error."""
-    return _return(ERRNO | error)
+def deny(error: int = 1) -> Instruction:
+    """Return an instruction that refuses the call with an error, by default EPERM."""
+    return _return(0x00050000 | error)  # SECCOMP_RET_ERRNO
 
 
 def _return(verdict: int) -> Instruction:
@@ -151,11 +140,13 @@ def filter_program(
         # From 0x40000000 on (BPF_JMP | BPF_JGE) calls are x32's, under the same name.
         program += [Instruction(0x35, 0, 1, 0x40000000), _return(KILL)]
     denied = dict(ALWAYS)
-    denied |= {} if network else SOCKETS
-    denied |= {} if forks else FORKS
-    denied |= {} if uncounted else UNCOUNTED | SHARED
+    # Joined pairs of sockets, which event loops need, and ``clone``, which makes threads too,
+    # are judged below.
+    denied |= {} if network else _calls("socket 41 198")
+    denied |= {} if forks else _calls("fork 57 -, vfork 58 -")
+    denied |= {} if uncounted else UNCOUNTED
     for number in numbers_of(denied, machine):
-        program += [Instruction(EQUAL, 0, 1, number), deny(EPERM)]
+        program += [Instruction(EQUAL, 0, 1, number), deny()]
     for name, block in _judgements(network=network, forks=forks, uncounted=uncounted).items():
         (number,) = numbers_of({name: JUDGED[name]}, machine)
         program += [Instruction(EQUAL, 0, len(block), number), *block]
@@ -165,7 +156,7 @@ def filter_program(
 def _judgements(*, network: bool, forks: bool, uncounted: bool) -> dict[str, list[Instruction]]:
     """Return the instructions that judge each call of `JUDGED`; every block ends in a
     verdict."""
-    is_thread = [] if forks else [Instruction(ANY_BIT, 1, 0, 0x00010000), deny(EPERM)]
+    is_thread = [] if forks else [Instruction(ANY_BIT, 1, 0, 0x00010000), deny()]
     blocks = {
         # Its flags are in memory, where no filter can read them. If it seems to be missing
         # (ENOSYS), the C library uses ``clone``.
@@ -173,27 +164,27 @@ def _judgements(*, network: bool, forks: bool, uncounted: bool) -> dict[str, lis
         # Threads (CLONE_THREAD), processes if allowed, and never a namespace: NEWNS,
         # NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
         "clone": [
-            *(_load(FIRST), *is_thread, Instruction(ANY_BIT, 0, 1, 0x7E020000), deny(EPERM)),
+            *(_load(FIRST), *is_thread, Instruction(ANY_BIT, 0, 1, 0x7E020000), deny()),
             _return(ALLOW),
         ],
         # TIOCSTI and TIOCLINUX type into a terminal that another program reads.
         "ioctl": [
-            *(_load(SECOND), Instruction(EQUAL, 0, 1, 0x5412), deny(EPERM)),
-            *(Instruction(EQUAL, 0, 1, 0x541C), deny(EPERM), _return(ALLOW)),
+            *(_load(SECOND), Instruction(EQUAL, 0, 1, 0x5412), deny()),
+            *(Instruction(EQUAL, 0, 1, 0x541C), deny(), _return(ALLOW)),
         ],
     }
     if not network:
         # Joined pairs of AF_UNIX (1) only: for other families the kernel would load the
         # module. Sockets of types with bit 2, SOCK_DGRAM and SOCK_RAW, send to any address.
         blocks["socketpair"] = [
-            *(_load(FIRST), Instruction(EQUAL, 1, 0, 1), deny(EPERM)),
-            *(_load(SECOND), Instruction(ANY_BIT, 0, 1, 2), deny(EPERM), _return(ALLOW)),
+            *(_load(FIRST), Instruction(EQUAL, 1, 0, 1), deny()),
+            *(_load(SECOND), Instruction(ANY_BIT, 0, 1, 2), deny(), _return(ALLOW)),
         ]
     if not uncounted:
         # The call reads limits, and sets them unless both halves of the pointer are null.
         blocks["prlimit64"] = [
-            *(_load(THIRD), Instruction(EQUAL, 1, 0, 0), deny(EPERM)),
-            *(_load(THIRD + 4), Instruction(EQUAL, 1, 0, 0), deny(EPERM), _return(ALLOW)),
+            *(_load(THIRD), Instruction(EQUAL, 1, 0, 0), deny()),
+            *(_load(THIRD + 4), Instruction(EQUAL, 1, 0, 0), deny(), _return(ALLOW)),
         ]
     return blocks
 

@@ -22,8 +22,6 @@ process id expected in the trial's own namespace."""
 MACHINE: Final = "machine"
 """Argument that makes the trial check a worker that sees the machine. The other arguments are
 the node's namespaces, as `namespaces` returns them."""
-ACCOUNTS: Final = "/etc/passwd"
-"""A file that every machine has and every user may read."""
 
 
 def namespaces() -> list[str]:
@@ -49,25 +47,14 @@ def open_door(others: Collection[str], *, sees_machine: bool) -> str:
             return f"{place} can be written"
     if any(int(name) > MOST for name in _processes()):
         return "other processes can be seen"
-    return "" if sees_machine else _open_file() or _open_first_process() or _open_call()
-
-
-def _open_file() -> str:
+    if sees_machine:
+        return ""
     with contextlib.suppress(OSError):
-        os.close(os.open(ACCOUNTS, os.O_RDONLY))
-        return f"{ACCOUNTS} can be read"
-    return ""
-
-
-def _open_first_process() -> str:
-    """Try to open the first process, which has none of these limits."""
-    with contextlib.suppress(OSError):
+        os.close(os.open("/etc/passwd", os.O_RDONLY))
+        return "/etc/passwd can be read"
+    with contextlib.suppress(OSError):  # none of these limits applies to it
         os.close(os.open("/proc/1/mem", os.O_RDWR))
         return "the memory of the first process can be written"
-    return ""
-
-
-def _open_call() -> str:
     with contextlib.suppress(OSError):
         socket.socket().close()
         return "sockets can be opened"

@@ -65,48 +65,12 @@ from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.wire import conforms
 from p2p.world import World, dawdle, lateness
 
-MAX_HEARSAY_DIALS: Final = 16
-"""Peers dialled at a time on hearsay alone. At 8 s each, contacts at silent addresses make us
-dial two a second, and at most 64 addresses at once; each counts for its host and network
-(`DialTargets`)."""
-MAX_WAITING_DIALS: Final = 256
-"""Most dials on hearsay that wait for a slot. One more fails at once. They are two minutes'
-worth of silent addresses."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds for a handshake: four round trips of half a second, with a busy machine on each
 side."""
-DIAL_TIMEOUT: Final = 20.0
-"""Seconds for all addresses of a peer together. An address that takes all of its time (a
-connection 5, a handshake 10) leaves 5 for others, which are tried beside it."""
-HEARSAY_TIMEOUT: Final = 8.0
-"""The same for a peer known by hearsay, whose many addresses may all be silent."""
-FIRST_READ: Final = 4096
-"""Bytes read at the beginning of an incoming handshake. A whole one has about 500."""
-SWEEP: Final = 15.0
-"""Seconds between two sweeps for unused connections: half of `UNUSED_TIMEOUT`, so an unused
-connection goes after 30 to 45 s. A sweep costs a pass over all connections; a timer for each of
-1,024 would cost more."""
-UNUSED_TIMEOUT: Final = 30.0
-"""Seconds after which a connection is closed if neither side ever used it. A peer that connects
-has a reason, and shows it in the next round trips. go-libp2p gives 20 s of grace, rust-libp2p
-10."""
-IDLE_TIMEOUT: Final = 300.0
-"""Seconds without a message or a stream after which a connection is closed. The next message
-opens it again, for four round trips. Everything that a node does regularly with a peer
-(heartbeats every few seconds, the DHT's pings, the mesh's) happens more often."""
-MAX_REPLACED: Final = 16.0
-"""Replaced connections of one identity, halved every minute, beyond which a newer connection is
-kept waiting unheard. Waiting costs less than closing, since a peer that is closed dials again
-at once."""
-REPLACED_HALF_LIFE: Final = 60.0
-"""Seconds in which the count of replaced connections halves. With `MAX_REPLACED` an identity
-may replace 11 connections a minute for ever: what fades of 16 in a minute is 16 ln 2."""
 HANDSHAKE_RATE: Final = 700.0
 """Most incoming handshakes computed in a second. At 1.1 ms each, with all that a connection
 brings, they take three quarters of a core."""
-OVERLOADED: Final = 0.4
-"""Seconds that the oldest queued handshake may wait before the newest has its turn first."""
-
 logger = logging.getLogger(__name__)
 
 Spawn = Callable[..., None]
@@ -142,7 +106,7 @@ class Callbacks:
     """Called when a peer broke a protocol or is refused, so that nothing more is done for
     it."""
     on_sweep: Callable[[], None]
-    """Called every `SWEEP` seconds while there is a connection."""
+    """Called every 15 s while there is a connection."""
     is_busy: Callable[[PeerId, int], bool]
     """Returns True if a stream to or from the peer is in use, apart from message streams."""
 
@@ -153,7 +117,7 @@ class _Turns:
     Sixteen may come at once, `HANDSHAKE_RATE` a second for long. The next handshake
     is from the network with the fewest waiting handshakes, then from the host with the fewest,
     so that a flood waits behind itself. Among equals the oldest is next. Under overload (the
-    oldest has waited for `OVERLOADED`, or the queue is as long as the limit) the newest is
+    oldest has waited for 0.4 s, or the queue is as long as the limit) the newest is
     next. With the oldest always first, newcomers waited for all earlier dialers: 0.65 s behind
     400 that shook hands again and again, 1.2 s behind 900 that came at once. With the newest
     always first, a small crowd that reconnects at once always goes first.
@@ -205,7 +169,7 @@ class _Turns:
             hosts = self.waiting[min(self.waiting, key=self._networks.__getitem__)]
             turns = min(hosts.values(), key=len)
             turn, pending = next(iter(turns.items()))
-            if self._networks.total() > self._many or now - pending.since > OVERLOADED:
+            if self._networks.total() > self._many or now - pending.since > 0.4:
                 turns = min(reversed(hosts.values()), key=len)
                 turn, pending = next(reversed(turns.items()))
             self.leave(pending.group, turn)
@@ -244,11 +208,16 @@ class Connector:
         self._dials: dict[PeerId, _Dial] = {}
         # Concurrent dials to sure addresses; more would fill the tables of home routers.
         self._dial_slots = trio.CapacityLimiter(32)
-        self._hearsay_slots = trio.CapacityLimiter(MAX_HEARSAY_DIALS)
+        # Peers dialled at a time on hearsay alone. At 8 s each, contacts at silent addresses
+        # make us dial two a second, and at most 64 addresses at once; each counts for its host
+        # and network (`DialTargets`).
+        self._hearsay_slots = trio.CapacityLimiter(16)
         self._targets = DialTargets()
         # Seconds; as long as a peer is refused (`peers.REFUSAL`).
         self._offences: FadingCounts[str] = FadingCounts(300.0)
-        self._replaced: FadingCounts[PeerId] = FadingCounts(REPLACED_HALF_LIFE)
+        # Halved every minute, so with a limit of 16 an identity may replace 11 connections a
+        # minute for ever: what fades of 16 in a minute is 16 ln 2.
+        self._replaced: FadingCounts[PeerId] = FadingCounts(60.0)
         self._adopted = Notifier()
         self._punched: dict[str, list[PeerId]] = {}
         """Hosts to which this node punches a hole as a client, each with the peer that is to
@@ -366,11 +335,15 @@ class Connector:
                     return
                 dial.trusted = self.gater.is_sure(peer)
             slots = self._dial_slots if dial.trusted else self._hearsay_slots
-            if not dial.trusted and slots.statistics().tasks_waiting >= MAX_WAITING_DIALS:
-                raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
+            # Two minutes' worth of silent addresses.
+            if not dial.trusted and slots.statistics().tasks_waiting >= 256:
+                raise PeerUnreachable("256 dials on hearsay wait already")
             async with slots:
                 await dawdle(self._world, "connector/slow dial")
-                timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
+                # For all addresses together. An address that takes all of its time (a
+                # connection 5, a handshake 10) leaves 5 s for others, which are tried beside
+                # it. The many addresses of a peer known by hearsay may all be silent.
+                timeout = 20.0 if dial.trusted else 8.0
                 with trio.fail_after(timeout):
                     places = self.gater.places_to_dial(peer, self._world.now())
                     secured, addr = await race(peer, places, partial(self._dial_addr, peer))
@@ -456,7 +429,7 @@ class Connector:
             with trio.move_on_after(5.0):
                 async with trio.open_nursery() as nursery:
                     for addr in addrs:
-                        nursery.start_soon(self._punch_addr, peer, addr, is_client)
+                        nursery.start_soon(self.dial_from_port, peer, addr, is_client)
                     while not self.is_direct(peer):
                         await self._adopted.wait()
                     nursery.cancel_scope.cancel()
@@ -465,12 +438,11 @@ class Connector:
                 self._punched.pop(host, None)
         return self.is_direct(peer)
 
-    async def dial_from_port(self, peer: PeerId, addr: Multiaddr) -> bool:
+    async def dial_from_port(
+        self, peer: PeerId, addr: Multiaddr, is_client: bool = True
+    ) -> bool:
         """Dial ``peer`` from the port at which we listen. Return True if there is a
         connection."""
-        return await self._punch_addr(peer, addr, True)
-
-    async def _punch_addr(self, peer: PeerId, addr: Multiaddr, is_client: bool) -> bool:
         group = group_of(addr)
         if not self._targets.begin(group, self._world.now()):
             return False
@@ -580,7 +552,7 @@ class Connector:
             with scope:
                 # A dialer speaks first. Until it does, a silent socket costs us a task and no
                 # cryptography.
-                first = await raw.receive_some(FIRST_READ)
+                first = await raw.receive_some(4096)  # a whole handshake has about 500
                 if not first or not await self._wait_turn(pending):
                     return
                 pending.begun = True
@@ -588,11 +560,11 @@ class Connector:
                     raw, self._static, self._world.entropy, dialer=False, first=first
                 )
                 await dawdle(self._world, "connector/slow greeting")
-                if self._replaced.count(secured.peer, self._world.now()) >= MAX_REPLACED:
+                if self._replaced.count(secured.peer, self._world.now()) >= 16.0:
                     # Closed at once it would come again at once, for one more handshake. So it
                     # is kept waiting until it goes, its time ends, or it makes room.
                     pending.heard = False
-                    while await raw.receive_some(FIRST_READ):
+                    while await raw.receive_some(4096):
                         # Seconds between two reads from a dialer that gets nothing: to see that
                         # it has gone is worth that much, what it says is not.
                         await self._world.sleep(1.0)
@@ -735,7 +707,9 @@ class Connector:
 
     def _sweep_later(self) -> None:
         is_needed = self._connections and not self.closing
-        self._sweep_due = self._world.now() + SWEEP if is_needed else math.inf
+        # An unused connection goes after 30 to 45 s. A sweep costs a pass over all connections;
+        # a timer for each of 1,024 would cost more.
+        self._sweep_due = self._world.now() + 15.0 if is_needed else math.inf
         if is_needed:
             self._world.call_at(self._sweep_due, self._sweep)
 
@@ -746,7 +720,11 @@ class Connector:
         # We stood still: what came over these connections meanwhile is yet to be read.
         is_late = now > self._sweep_due + STALL
         for peer, usage in list(self._usage.items()):
-            patience = IDLE_TIMEOUT if usage.was_used else UNUSED_TIMEOUT
+            # A peer that connects has a reason, and shows it in the next round trips: go-libp2p
+            # gives 20 s of grace, rust-libp2p 10. Everything that a node does regularly with a
+            # peer happens more often than every 300 s; the next message opens the connection
+            # again, for four round trips.
+            patience = 300.0 if usage.was_used else 30.0
             idle = now - usage.used_at > patience
             streams = sum(len(connection.streams) for connection in self._connections[peer])
             if (

@@ -19,10 +19,6 @@ from p2p.wire import KI, FrameReader, frame
 PROTOCOL_ID: Final = ProtocolId("/ipfs/id/1.0.0")
 PUSH_ID: Final = ProtocolId("/ipfs/id/push/1.0.0")
 PING_ID: Final = ProtocolId("/ipfs/ping/1.0.0")
-AGENT: Final = "shoal/0.1"
-PROTOCOL_VERSION: Final = "ipfs/0.1.0"
-PING_BYTES: Final = 32
-"""Bytes of a ping, by the specification. They are random, and echoed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ def encode_info(
     parts += [field(3, protocol) for protocol in protocols]
     if observed is not None:
         parts.append(field(4, observed.transport.to_bytes()))
-    return b"".join([*parts, field(5, PROTOCOL_VERSION), field(6, AGENT)])
+    return b"".join([*parts, field(5, "ipfs/0.1.0"), field(6, "shoal/0.1")])
 
 
 def decode_info_untrusted(data: bytes) -> PeerInfo:

@@ -76,15 +76,10 @@ from p2p.transport.tcp import TcpNetwork
 from p2p.wire import frame
 from p2p.world import World
 
-TURN_MESSAGES: Final = 64
-"""Messages that one turn takes from a stream: 0.4 ms of the cheapest, 6 µs each."""
 MESSAGE_RATE: Final = 4000.0
 """Messages a second taken from one stream. A peer that sends more waits, as with any slow
 reader. Each costs at least 6 µs however empty it is, so one stream has 2.5 % of a core; ours
 carry a few a second."""
-MESSAGE_BURST: Final = 4096.0
-"""Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
-of a core."""
 FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16, identify.PUSH_ID: 2}
 """Incoming streams of one peer served at a time, for protocols that need few. One more is
 reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
@@ -644,7 +639,8 @@ class SwarmHost:
         receiver = hosts.FrameReceiver(stream, max_message)
         usage = self._connector.usage(stream.peer)
         now = self.world.now
-        allowance = TokenBucket(MESSAGE_BURST, now())
+        # A second's worth may come together after a quiet time, 25 ms of a core.
+        allowance = TokenBucket(4096.0, now())
         turn_ends, in_turn = now(), 0
         while (message := await receiver.receive()) is not None:
             handler = self._message_handlers.get(stream.protocol)
@@ -656,7 +652,7 @@ class SwarmHost:
             if usage is not None:
                 usage.used_at = moment
             in_turn += 1
-            if in_turn >= TURN_MESSAGES or moment > turn_ends:
+            if in_turn >= 64 or moment > turn_ends:  # 0.4 ms of the cheapest, 6 µs each
                 allowance.take(in_turn)
                 allowance.refill(moment, MESSAGE_RATE)
                 if allowance.level < 0.0:
@@ -845,7 +841,7 @@ async def ping(host: SwarmHost, peer: PeerId) -> float:
     """
     door.check_host(host)
     async with await host.open_stream(peer, identify.PING_ID) as stream:
-        question = host.world.entropy(identify.PING_BYTES)
+        question = host.world.entropy(32)  # as many as the specification says
         start = host.world.now()
         await stream.send_all(question)
         answer = bytearray()

@@ -12,7 +12,7 @@ from typing import Final
 
 from p2p.dht.stamp import NONCE_BYTES, stamp_cost
 from p2p.errors import StorageError
-from p2p.node.admission import TRIES, find_work
+from p2p.node.admission import find_work
 from p2p.node.node import Node
 from p2p.node.wiring import shown_by
 from roles.contract import run_of
@@ -45,17 +45,17 @@ async def keep_stamped(node: Node) -> None:
 async def _make(node: Node, bits: int) -> bytes:
     """Return the first nonce worth ``bits``, searched in pieces off the event loop."""
     world, run = node.world, node.run.id
-    nonce, tried, told = b"", 0, world.now()
+    nonce, tries, told = b"", range(1 << 20), world.now()  # half a second's work
     while not nonce:
-        cost = stamp_cost(bits, TRIES)
-        nonce = await world.run_blocking(find_work, run, node.peer_id, bits, tried, cost=cost)
-        tried += TRIES
+        cost = stamp_cost(bits, len(tries))
+        nonce = await world.run_blocking(find_work, run, node.peer_id, bits, tries, cost=cost)
+        tries = range(tries.stop, tries.stop + len(tries))
         if not nonce and world.now() - told >= TOLD_EVERY:
             told = world.now()
             logger.warning(
                 "work stamp: %.0f%% of the tries that %d bits take on average; it may take"
                 " several times as many",
-                100 * tried / (1 << bits),
+                100 * tries.start / (1 << bits),
                 bits,
             )
     return nonce

@@ -12,7 +12,7 @@ from typing import Final
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
-from p2p.ledger.core.chain import MAX_SYNCED, Entry, read_record
+from p2p.ledger.core.chain import SLOT_BYTES, Entry, read_record
 from p2p.ledger.core.inspection import SYNCED, Inspection, inspect
 from p2p.ledger.ledger import FOLDER as COPIES
 from p2p.node.rundoc import PATH as RUN_PATH
@@ -118,7 +118,7 @@ def read_ledger(folder: Path, take: Callable[[Entry], object] | None = None) -> 
         if segments or SYNCED in names:
             _check_total([place / name for name in segments], place)
             has_marks = SYNCED in names
-            marks = read_regular(place / SYNCED, MAX_SYNCED) if has_marks else None
+            marks = read_regular(place / SYNCED, 2 * SLOT_BYTES) if has_marks else None
             return Read(place, inspect(_Segments(place, segments), marks, verify, take))
     raise ConfigError(
         f"there is no ledger in {folder}: name the folder of a node, which it gets as --data"

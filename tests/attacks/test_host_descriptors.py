@@ -17,13 +17,13 @@ from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key, open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm.core.limits import DESCRIPTOR_RESERVE, ResourceLimits
+from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import open_host
 from p2p.transport.connection import secure
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.tcp import TcpNetwork
 
-DESCRIPTORS = DESCRIPTOR_RESERVE + 64
+DESCRIPTORS = 320 + 64
 VICTIM = f"""
 import resource, trio
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
@@ -108,7 +108,7 @@ def test_limits_leave_a_reserve(descriptors: int) -> None:
     limits = ResourceLimits().within(descriptors)
     assert limits.connections >= 1
     assert limits.handshakes >= 1
-    assert limits.connections + limits.handshakes <= max(descriptors - DESCRIPTOR_RESERVE, 8)
+    assert limits.connections + limits.handshakes <= max(descriptors - 320, 8)
     assert ResourceLimits(connections=5).within(descriptors).connections <= 5
 
 

@@ -17,7 +17,6 @@ from p2p.host import serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import RealWorld, open_world
 from p2p.swarm import connector
-from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
 from p2p.swarm.core.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.memory import MemoryNetwork
@@ -244,10 +243,10 @@ async def test_idle_connections_end_and_messages_open_them_again(
             assert host.send(talker.peer_id, NEWS, b"first")
             await trio.testing.wait_all_tasks_blocked()
             assert len(host.connected) == 3
-            await world.sleep(UNUSED_TIMEOUT + 2 * SWEEP + 3)
+            await world.sleep(30.0 + 2 * 15.0 + 3)
             # who never used it has gone
             assert set(host.connected) == {talker.peer_id, friend.peer_id}
-            await world.sleep(IDLE_TIMEOUT + SWEEP + 3)
+            await world.sleep(300.0 + 15.0 + 3)
             assert host.connected == (friend.peer_id,)
             assert host.send(talker.peer_id, NEWS, b"second")
             await trio.testing.wait_all_tasks_blocked()
@@ -320,7 +319,7 @@ async def test_a_connection_with_a_slow_answer_is_not_idle(
     ):
 
         async def slowly(peer: PeerId, data: bytes) -> bytes:
-            await host.world.sleep(IDLE_TIMEOUT + 3 * SWEEP)
+            await host.world.sleep(300.0 + 3 * 15.0)
             return data
 
         host.set_handler(NEWS, serve_requests(slowly))

@@ -26,7 +26,6 @@ from p2p.host import PeerEvent, PeerState, Stream
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm.connector import MAX_REPLACED, REPLACED_HALF_LIFE
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection
@@ -146,13 +145,13 @@ async def test_an_identity_that_comes_without_end_is_closed_before_anything_is_b
             kept.append(await Hostile.dial(world, network, host.addrs[0], key))
             await trio.testing.wait_all_tasks_blocked()
 
-        for _ in range(4 + 2 * int(MAX_REPLACED)):
+        for _ in range(4 + 2 * 16):
             await come()
         before = connections_of(host)
         for _ in range(20):
             await come()
         assert connections_of(host) == before  # the last four that were let in
-        mock_clock.jump(REPLACED_HALF_LIFE)
+        mock_clock.jump(60.0)
         await come()
         assert connections_of(host) != before
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import unicodedata
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -23,11 +22,9 @@ from p2p.machine import open_world
 from p2p.membership.heartbeat import MAX_NAME, MAX_ROLES
 from p2p.node.dashboard import server
 from p2p.node.dashboard.commands import describe, following, read
-from p2p.node.dashboard.core.picture import MAX_PEERS, MAX_POINTS, MAX_SERIES, SwarmView
+from p2p.node.dashboard.core.picture import SwarmView
 from p2p.node.dashboard.snapshots import Snapshots
 from p2p.node.process import logging_to
-from p2p.node.role import Fact, Progress
-from p2p.node.screen import block, facts_of
 from p2p.policy import MAX_POLICY
 from roles.inference.status import InferenceCounts, life_of
 from roles.own.status import Doorbell, SwarmStatus
@@ -153,10 +150,10 @@ async def test_a_crowd_that_says_all_it_may_shuts_no_page(tmp_path: Path) -> Non
     wide = "\U0001f41f" * MAX_NAME
     said = {"roles": [wide] * MAX_ROLES, "policy": MAX_POLICY, "load": 0.999,
             "upload": 2**53 - 1, "version": wide}  # fmt: skip
-    crowd = replace(scene(), members={f"{number:052d}": said for number in range(MAX_PEERS)})
+    crowd = replace(scene(), members={f"{number:052d}": said for number in range(1024)})
     async with open_world() as world:
         snapshots = Snapshots(world, ROLES, lambda: crowd)
-        for series, x in product(range(2 * MAX_SERIES), range(MAX_POINTS)):
+        for series, x in product(range(128), range(512)):
             snapshots._history.note(f"trainer 2 0 {series}", [(x + 0.123456, 0.123456)])
         async with server.Dashboard(world, snapshots).at_folder(tmp_path):
             heard = following(tmp_path)
@@ -210,15 +207,6 @@ def test_no_word_of_a_peer_makes_a_line_of_a_log_or_a_command_of_a_terminal(
     assert rest[0].endswith("run.failed")
     told = capfd.readouterr().err
     assert all(sign.isprintable() for sign in (told + first + "".join(rest)).replace("\n", ""))
-
-
-def test_signs_of_two_columns_or_none_leave_the_screen_in_its_place() -> None:
-    said = "\U0001f41f\u9b5a\uff21e\u0301\u0301\u200d" * 200
-    screen = facts_of("3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
-    for row in block(screen, 40, 24):
-        wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in row)
-        assert len(row) + wide < 40
-        assert not any(map(unicodedata.combining, row))
 
 
 def test_guests_and_values_move_no_cursor_and_few_are_greeted() -> None:

@@ -19,7 +19,7 @@ from p2p.identity import KeyPair, PeerId
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.node.admission import Capability, Credential, find_work
 from p2p.node.node import _is_stamped
-from p2p.node.rundoc import STAMP_GRACE, RunBook
+from p2p.node.rundoc import RunBook
 from p2p.node.wiring import shown_by
 from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
@@ -85,7 +85,7 @@ async def door_at(folder: Path, run: Run) -> Door:
 
 
 def worked(run: Run, peer: PeerId, invited: bytes = b"") -> bytes:
-    work = find_work(run.id, peer, BITS, 0)
+    work = find_work(run.id, peer, BITS)
     return Credential(make_stamp(peer, PLACE), invited, work).to_bytes()
 
 
@@ -116,7 +116,7 @@ async def test_an_edition_that_asks_for_more_gives_time_to_make_it(tmp_path: Pat
     assert door.lacks_work(peer)  # it is to make another one at once
     assert not door.lacks_work(peer, at_once=False)
     assert door.lacks_work(OTHER.peer_id, at_once=False)
-    now += STAMP_GRACE[1]
+    now += 3600.0
     assert door.lacks_work(peer, at_once=False)
     await door.book.offer(open_run_of(3, stamp_bits=29).document)  # one that asks for less
     assert door.lacks_work(peer, at_once=False)
@@ -131,7 +131,7 @@ async def test_stamps_of_names_that_nobody_has_push_out_no_workers(tmp_path: Pat
     door.is_signed = False
     for number in range(64):
         name = KeyPair(bytes([number + 50]) * 32).peer_id
-        work = find_work(run.id, name, BITS, 0)
+        work = find_work(run.id, name, BITS)
         assert not door.hears(name, Credential(work=work).to_bytes())
         assert door.lacks_work(name)
     assert not door.lacks_work(peer)

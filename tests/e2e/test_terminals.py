@@ -178,7 +178,7 @@ def test_a_demo_in_a_terminal_comes_to_its_end(option: tuple[str, ...], tmp_path
 def test_every_source_that_draws_a_live_view_is_played() -> None:
     """What draws a live view, by what it calls."""
     drawing = re.compile(
-        r"\bLive\(|\bProgress\(\s*(?!facts)[\w*\"]|console\.status\(|LiveScreen\("
+        r"\bLive\(|\bProgress\(\s*(?!facts)[\w*\"]|console\.status\(|report_progress, "
     )
     sources = {
         str(path.relative_to(ROOT))

@@ -6,7 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from p2p.node.process import FORMATS, logging_to
+from p2p.node.process import logging_to
 from tests import errors
 from tests.events import TABLE, events, table
 
@@ -34,4 +34,3 @@ def test_a_line_of_the_log_is_an_object_whatever_a_peer_said(tmp_path: Path) -> 
     assert first["fields"] == {"id": "ab", "owner": said, "epoch": 7}
     assert (first["level"], first["logger"]) == ("info", "p2p.test")
     assert "event" not in second
-    assert FORMATS == ("text", "json")

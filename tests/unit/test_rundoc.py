@@ -22,7 +22,6 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
 from p2p.node.rundoc import (
     EXPIRY_TOLERANCE,
-    HINT_PAUSE,
     MAX_HINTS,
     PATH,
     PROTOCOL_ID,
@@ -236,11 +235,11 @@ async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
     assert taken == [True] * MAX_HINTS + [False] * (MAX_HINTS - 1)
     assert book.hint(peers[0])
     host: Host = None  # type: ignore[assignment]
-    with trio.move_on_after(100 * HINT_PAUSE):
+    with trio.move_on_after(1000.0):
         await book.follow_hints(host, 1.0)
     assert [peer for _, peer in asked] == peers[:MAX_HINTS]
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(asked)]
-    assert min(gaps) >= HINT_PAUSE
+    assert min(gaps) >= 10.0
     asked.clear()
     async with trio.open_nursery() as nursery:  # each question may bring a document to verify
         nursery.start_soon(book.follow_hints, host, 1.0)

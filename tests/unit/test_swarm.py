@@ -153,7 +153,7 @@ async def test_observed_and_listen_addresses_are_learnt() -> None:
             await trio.testing.wait_all_tasks_blocked(0.01)
         info = one.info(other.peer_id)
         assert info is not None
-        assert info.agent == identify.AGENT
+        assert info.agent == "shoal/0.1"
         assert set(info.protocols) == {
             identify.PROTOCOL_ID,
             identify.PING_ID,

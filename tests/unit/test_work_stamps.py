@@ -25,12 +25,12 @@ BITS = 10
 
 
 def test_a_stamp_is_checked_by_one_hash_and_is_of_one_run_and_identity() -> None:
-    made = [find_work(RUN.id, peer, BITS, 0) for peer in (STRANGER.peer_id, TRAINER.peer_id)]
+    made = [find_work(RUN.id, peer, BITS) for peer in (STRANGER.peer_id, TRAINER.peer_id)]
     assert work_bits(RUN.id, STRANGER.peer_id, made[0]) >= BITS
     assert work_bits(RUN.id, STRANGER.peer_id, made[1]) < BITS
     assert work_bits(bytes(32), STRANGER.peer_id, made[0]) < BITS
     assert work_bits(RUN.id, STRANGER.peer_id, made[0] + b"\0") == 0
-    assert find_work(RUN.id, STRANGER.peer_id, 250, 0) == b""  # not among so many tries
+    assert find_work(RUN.id, STRANGER.peer_id, 250) == b""  # not among so many tries
     assert stamp_cost(26) == pytest.approx(34, rel=0.05)
 
 

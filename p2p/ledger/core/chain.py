@@ -47,16 +47,8 @@ MAX_BODY: Final = 64 * KI
 digest."""
 MAX_ENTRY: Final = MAX_BODY + KI
 """Maximum bytes of a whole entry: body, kind, author, digests and signature."""
-MAX_BRIEF: Final = 112
-"""Maximum bytes of a signed head without its author: 9 of number, 34 of digest, 66 of
-signature, and those of the list."""
 MAX_KIND: Final = 32
 """Maximum characters of an entry's kind, a word chosen by a role. Ours have up to 7."""
-LENGTH_BYTES: Final = 4
-"""Bytes in front of a record that give its entry's length, big-endian."""
-CHECKSUM_BYTES: Final = 8
-"""Bytes of SHA-256 kept as a checksum. It detects decay, not manipulation: one damaged record
-in 2**64 passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +176,7 @@ class SignedHead:
         return pack([self.author.digest, *self._fields()])
 
     def brief(self) -> bytes:
-        """Return the bytes without the author, for a receiver that knows it: at most
-        `MAX_BRIEF`."""
+        """Return the bytes without the author, for a receiver that knows it."""
         return pack(self._fields())
 
     def _fields(self) -> list[int | bytes]:
@@ -214,8 +205,9 @@ def decode_brief_untrusted(author: PeerId, data: bytes) -> SignedHead:
     Raises:
         BadMessage: The bytes are not a head. Nothing else is raised, whatever the bytes.
     """
-    if len(data) > MAX_BRIEF:
-        raise BadMessage(f"the head of a ledger has at most {MAX_BRIEF} bytes")
+    # 9 of number, 34 of digest, 66 of signature, and those of the list.
+    if len(data) > 112:
+        raise BadMessage("the head of a ledger has at most 112 bytes")
     return _head_untrusted(
         author, *fields_untrusted(unpack_untrusted(data), int, bytes, bytes, what="ledger head")
     )
@@ -269,14 +261,15 @@ class Place:
 
 
 def checksum(data: bytes) -> bytes:
-    """Return a checksum that detects changes of ``data`` on the disk."""
-    return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
+    """Return 8 bytes that detect decay of ``data`` on the disk, not manipulation: one damaged
+    record in 2**64 passes."""
+    return hashlib.sha256(data).digest()[:8]
 
 
 def encode_record(entry: Entry) -> bytes:
     """Return an entry in the form that segment files hold."""
     encoded = entry.encode()
-    length = len(encoded).to_bytes(LENGTH_BYTES, "big")
+    length = len(encoded).to_bytes(4, "big")
     return length + checksum(length + encoded) + encoded
 
 
@@ -286,23 +279,21 @@ def read_record(data: bytes, offset: int = 0) -> tuple[Entry, int]:
     Raises:
         BadMessage: There is no whole and sound record at ``offset``.
     """
-    length = data[offset : offset + LENGTH_BYTES]
-    start = offset + LENGTH_BYTES + CHECKSUM_BYTES
+    length = data[offset : offset + 4]
+    start = offset + 12
     end = start + int.from_bytes(length, "big")
     if end - start > MAX_ENTRY:
         raise BadMessage(f"a record of {end - start} bytes is too long (at most {MAX_ENTRY})")
     if end > len(data) or start > len(data):
         raise BadMessage("a record is cut off")
     encoded = data[start:end]
-    if checksum(length + encoded) != data[offset + LENGTH_BYTES : start]:
+    if checksum(length + encoded) != data[offset + 4 : start]:
         raise BadMessage("a record does not have its checksum")
     return decode_entry_untrusted(encoded), end
 
 
 SLOT_BYTES: Final = 4 * KI
 """Distance between the slots: the largest sector of any disk, so that no write touches both."""
-MAX_SYNCED: Final = 2 * SLOT_BYTES
-"""Maximum bytes of the file ``synced``."""
 _FIELDS: Final = struct.Struct(f">8sQQQq{DIGEST_BYTES}s")
 _MAGIC: Final = b"shoal/l2"
 
@@ -352,8 +343,8 @@ def read_slots(data: bytes) -> tuple[Synced | None, list[int]]:
 
 def _read_slot(data: bytes, offset: int) -> Synced | None:
     fields = data[offset : offset + _FIELDS.size]
-    end = offset + _FIELDS.size + CHECKSUM_BYTES
-    if len(data) < end or data[end - CHECKSUM_BYTES : end] != checksum(fields):
+    end = offset + _FIELDS.size
+    if data[end : end + 8] != checksum(fields):
         return None
     magic, turn, segment, size, seqno, digest = _FIELDS.unpack(fields)
     slot = Synced(turn, segment, size, Head(seqno, digest))

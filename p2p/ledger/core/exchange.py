@@ -53,10 +53,6 @@ from p2p.ledger.core.chain import (
 )
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 
-MAX_LASTING: Final = 256
-"""Maximum number of an author's lasting entries, of which the newest are kept: as many as a
-trainer's proofs of bans."""
-
 Span = tuple[int, int]
 """First and last of consecutive numbers."""
 
@@ -227,7 +223,8 @@ class Shelf:
         while self.size > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
             self.size -= _size(self._window.pop(self._floor))
-        while len(self._lasting) > MAX_LASTING:
+        # As many of the newest as a trainer's proofs of bans.
+        while len(self._lasting) > 256:
             self._lasting_floor = min(self._lasting)
             del self._lasting[self._lasting_floor]
 
@@ -352,11 +349,6 @@ def decode_answer_untrusted(data: bytes) -> Answer:
 
 
 _NONE: Final = Shelf(0)
-TOTAL: Final = 16 * MIB
-"""Bytes of entries kept of all authors together, in memory and, twice, on disk: 20,000
-verdicts."""
-MOST: Final = 2 * MIB
-"""Maximum budget in bytes for an author, used when the run names few."""
 LEAST: Final = 64 * KI
 """Minimum budget in bytes for an author, used when the run names many: the largest entry."""
 
@@ -382,7 +374,8 @@ class Exchange:
             if len(wanted) == MAX_AUTHORS:
                 break
             wanted[author] = None
-        budget = max(LEAST, min(MOST, TOTAL // max(1, len(wanted))))
+        # 16 MiB for all authors together, in memory and, twice, on disk: 20,000 verdicts.
+        budget = max(LEAST, min(2 * MIB, 16 * MIB // max(1, len(wanted))))
         self.forks = {peer: self.forks[peer] for peer in wanted if peer in self.forks}
         before = self._shelves
         self._shelves = {peer: before.get(peer, Shelf(budget)) for peer in wanted}

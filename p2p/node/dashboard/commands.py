@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.naming import printable
-from p2p.node.dashboard.server import PAUSE, RESUME
 from p2p.node.folders import (
     SOCKET,
     add_folder,
@@ -28,14 +27,7 @@ from p2p.node.folders import (
     nodes_of,
     why_silent,
 )
-from p2p.node.usage import (
-    FAILED,
-    CommandParser,
-    complain,
-    interruptible,
-    patience,
-    say,
-)
+from p2p.node.usage import FAILED, CommandParser, complain, interruptible, patience, say
 from p2p.wire import MIB
 
 ASK_SECONDS: Final = 10.0
@@ -63,12 +55,12 @@ def top_main(argv: Sequence[str]) -> int:
 
 def pause_main(argv: Sequence[str]) -> int:
     """Let the node in a folder begin no work; it goes on relaying."""
-    return _run("pause", pause_main.__doc__, argv, partial(_order, PAUSE))
+    return _run("pause", pause_main.__doc__, argv, partial(_order, "/api/pause"))
 
 
 def resume_main(argv: Sequence[str]) -> int:
     """Let the node in a folder work again."""
-    return _run("resume", resume_main.__doc__, argv, partial(_order, RESUME))
+    return _run("resume", resume_main.__doc__, argv, partial(_order, "/api/resume"))
 
 
 def _run(

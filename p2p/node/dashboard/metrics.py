@@ -7,8 +7,7 @@ installed here, since others' names are strangers' words. No peer id is a label.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import Final
+from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,9 +18,6 @@ from p2p.node.panels import Kind, Panels, Value
 from p2p.node.plugins import NO_ROLE, ROLES
 from p2p.shardcast.config import ShardcastStats
 
-OTHER: Final = "other"
-"""Label of members whose role is not installed here."""
-
 
 def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
     """Return all series of a node in Prometheus' text format."""
@@ -30,30 +26,30 @@ def write_metrics(view: SwarmView, panels: Panels, viewers: int) -> bytes:
     return bytes(generate_latest(registry))
 
 
+@dataclass(eq=False)
 class _Numbers:
     """Collector of one moment's numbers, for prometheus-client."""
 
-    def __init__(self, view: SwarmView, panels: Panels, viewers: int) -> None:
-        self._view = view
-        self._panels = panels
-        self._viewers = viewers
+    view: SwarmView
+    panels: Panels
+    viewers: int
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric family once."""
-        health: Health = next((one.health for one in self._view.known.values()), {})
-        yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
+        health: Health = next((one.health for one in self.view.known.values()), {})
+        yield _gauge("shoal_viewers", "Dashboards that are open.", self.viewers)
         newest = plain(find(health, "shardcast.newest"))
         yield _gauge(
             "shoal_policy_version",
             "Newest policy that is whole here; -1 if none is.",
             -1 if newest is None else newest,
         )
-        if self._view.members:
+        if self.view.members:
             yield self._members()
         if "connected" in health:
             yield _gauge("shoal_connections", "Peers connected.", health["connected"])
         yield from _moved(health)
-        for role, panels in self._panels.items():
+        for role, panels in self.panels.items():
             status = find(health, f"roles.{role}")
             if isinstance(status, Mapping):
                 scalars = (one for panel in panels for one in panel.values)
@@ -67,10 +63,10 @@ class _Numbers:
             "shoal_members", "Peers that are alive, by role; other for unknown roles.",
             labels=["role"],
         )  # fmt: skip
-        counts = dict.fromkeys((*installed(ROLES), OTHER, NO_ROLE), 0)
-        for member in self._view.members.values():
+        counts = dict.fromkeys((*installed(ROLES), "other", NO_ROLE), 0)
+        for member in self.view.members.values():
             for role in member.get("roles") or (NO_ROLE,):
-                counts[role if role in counts else OTHER] += 1
+                counts[role if role in counts else "other"] += 1
         for role, count in counts.items():
             family.add_metric([role], count)
         return family

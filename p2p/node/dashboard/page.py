@@ -11,8 +11,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-STATIC: Final = files("p2p.node.dashboard") / "static"
-"""Folder of the page's files, both in a checkout and in a wheel."""
 PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -26,7 +24,8 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
 
 @cache
 def read_part(name: str) -> bytes:
-    return (STATIC / name).read_bytes()
+    """Return a file of the page, both in a checkout and in a wheel."""
+    return (files("p2p.node.dashboard") / "static" / name).read_bytes()
 
 
 def write_report(whole: dict[str, Any]) -> str:

@@ -35,14 +35,7 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -66,8 +59,6 @@ from p2p.world import World
 
 logger = logging.getLogger(__name__)
 
-PAUSE: Final = "/api/pause"
-RESUME: Final = "/api/resume"
 _HEADERS: Final = (
     # Nothing that the page shows can run, and it asks nobody but us.
     ("content-security-policy",
@@ -313,7 +304,7 @@ async def open_dashboard(
     """
     own = OwnView(host, roles)
     snapshots = Snapshots(world, load_panels(role.name for role in roles), own.view)
-    orders = {PAUSE: own.pause, RESUME: own.resume}
+    orders = {"/api/pause": own.pause, "/api/resume": own.resume}
     dashboard = Dashboard(world, snapshots, own.unready, orders)
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())

@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 MAX_VIEWERS: Final = 16  # at once: a household's screens
 KEPT: Final = "page.json"  # in the node's folder: the newest snapshot
-KEEP_SECONDS: Final = 30.0
 
 
 class Snapshots:
@@ -93,13 +92,13 @@ class Snapshots:
         if keeps:
             await self._restore()
         due, is_blind = self._world.now(), False
-        keep_at = due + KEEP_SECONDS
+        kept_at = due
         try:
             while True:
                 try:
                     self.look()
-                    if keeps and due >= keep_at:
-                        keep_at = due + KEEP_SECONDS
+                    if keeps and due >= kept_at + 30.0:
+                        kept_at = due
                         await self._keep()
                     is_blind = False
                 except (
@@ -221,7 +220,7 @@ class OwnView:
         facts = [*(addrs or [("address", "listens nowhere")]), ("reachable", self._reachable())]
         if node is None:
             return SwarmView(
-                title="Shoal", own=own, says="no run yet: asks the bootstrap peers for one",
+                title="Shoal", own=own, says="no run yet: waits for one",
                 known={own: NodeView(health={"roles": {}})}, facts=facts,
             )  # fmt: skip
         run, health = node.run, node.health(self._roles)

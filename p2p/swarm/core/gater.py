@@ -8,7 +8,7 @@ A host asks before it acts, and tells what came of it:
   refused; and `places_to_dial`: an address that failed twice in a row rests, longer each time.
   Which slots a dial takes is `is_sure`: whether the peer, or what we think of it,
   depends on a stranger's word.
-- *After a dial that failed*, `dial_failed`: for `DIAL_BACKOFF` seconds messages to the peer are
+- *After a dial that failed*, `dial_failed`: for five seconds messages to the peer are
   dropped at once (`may_send`). A caller that waits for its own `connect` is not held back: it
   has a reason, and a deadline. News of where the peer is, and a connection that it makes
   itself, end the back-off at once.
@@ -46,17 +46,6 @@ MAX_PEERS: Final = 10_000
 """Most peers whose addresses, or scores, are kept: the largest run that we simulate. Each takes
 about 1 KiB. As many are kept on the owner's or the peers' signed word as on hearsay, so neither
 pushes out the other."""
-MAX_HEARSAY_PER_NETWORK: Final = MAX_PEERS // 32
-"""Most peers known by hearsay in one network (/24, /48): 312, so that one network cannot push
-out the others."""
-
-_MEMO: Final = 4096
-"""Lists of addresses that are cached, 1 MiB at most, since peers repeat the same list for
-hours."""
-_LOOK: Final = 16
-"""Number of oldest records considered when one must go. It is enough to skip a dozen protected
-peers."""
-
 PENALTY_LIMIT: Final = 100.0
 """Points at which a peer is disconnected and refused. `p2p.offence` lists what costs how
 many."""
@@ -76,7 +65,7 @@ class AddressBook:
     It is one book for each `AddrSource`. Hearsay is kept apart from what the owner said and
     what members signed. So a stranger who names ten thousand peers pushes out only other
     hearsay, and first that in the network with the most peers. A peer that ``keeps`` accepts is
-    pushed out only if the `_LOOK` oldest are all such.
+    pushed out only if the 16 oldest are all such.
     """
 
     def __init__(self, keeps: Callable[[PeerId], bool] = lambda _: False) -> None:
@@ -102,12 +91,6 @@ class AddressBook:
             # Nearly every call brings nothing new. No peer has to be forgotten soon, so the
             # order in which they were heard of does not matter yet.
             return False
-        if peer not in book:  # nothing to merge, as of most peers of a swarm that starts
-            if fresh:
-                book[peer] = fresh
-            if len(book) > MAX_PEERS:
-                del book[self._to_go(book)]
-            return bool(fresh)
         both = _merged(fresh, known, MAX_ADDRS)
         book.pop(peer, None)
         if both:
@@ -130,7 +113,8 @@ class AddressBook:
             if group.limited:
                 crowd = self._crowds.setdefault(group.network, {})
                 crowd[peer] = None
-                if len(crowd) > MAX_HEARSAY_PER_NETWORK:
+                # 312 of one network (/24, /48), which cannot push out the others.
+                if len(crowd) > MAX_PEERS // 32:
                     self._forget_hearsay(self._to_go(crowd))
         if len(self._hearsay) > MAX_PEERS:
             largest = max(self._crowds.values(), key=len, default=None)
@@ -151,7 +135,7 @@ class AddressBook:
 
     def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
         """Return the least recently used peer that may be forgotten."""
-        oldest = itertools.islice(book, _LOOK)
+        oldest = itertools.islice(book, 16)  # enough to skip a dozen protected peers
         first = next(iter(book))
         return next((peer for peer in oldest if not self._keeps(peer)), first)
 
@@ -168,20 +152,11 @@ class AddressBook:
 
     def of(self, peer: PeerId) -> _Addrs:
         """Return the addresses of ``peer``, surest and newest first, without ``/p2p/``."""
-        certain = self.certain(peer)
-        hearsay = self._hearsay.get(peer, ())
-        return (
-            certain
-            if not hearsay
-            else _merged(certain, hearsay, MAX_ADDRS)
-            if certain
-            else hearsay
-        )
+        return _merged(self.certain(peer), self._hearsay.get(peer, ()), MAX_ADDRS)
 
     def certain(self, peer: PeerId) -> _Addrs:
         """Return the addresses of ``peer`` by its own signed word or the owner's."""
-        signed, owner = self._signed.get(peer, ()), self._owner.get(peer, ())
-        return owner if not signed else _merged(signed, owner, MAX_ADDRS) if owner else signed
+        return _merged(self._signed.get(peer, ()), self._owner.get(peer, ()), MAX_ADDRS)
 
     def counts(self) -> dict[AddrSource, int]:
         """Return the number of remembered peers, by the source of their addresses."""
@@ -194,7 +169,8 @@ def _merged(fresh: _Addrs, known: _Addrs, limit: int) -> _Addrs:
     return (*fresh, *kept)[:limit] if kept else fresh[:limit]
 
 
-@functools.lru_cache(_MEMO)
+# Peers repeat the same list for hours; 4,096 lists are 1 MiB at most.
+@functools.lru_cache(4096)
 def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     """Return the places of ``addrs`` of `peer`, at most `MAX_ADDRS`. All books that hold the
     same places share one tuple."""
@@ -202,7 +178,7 @@ def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     return tuple(places)[:MAX_ADDRS]
 
 
-@functools.lru_cache(_MEMO)
+@functools.lru_cache(4096)
 def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     """Return the places that can be dialled without a name server. A stranger could make a name
     server slow, or watch it."""
@@ -240,15 +216,6 @@ class Scores:
     def is_refused(self, peer: PeerId, now: float) -> bool:
         """Return True if connections to and from ``peer`` are unwelcome."""
         return peer in self._banned or now < self._refused.get(peer, -math.inf)
-
-
-DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped instead of dialling
-again, since every service has a message each second. It ends when the peer dials us."""
-
-
-MAX_REST: Final = 600.0
-"""Most seconds that an address rests. A machine that comes back is found within ten minutes."""
 
 
 class ConnectionGater:
@@ -331,8 +298,9 @@ class ConnectionGater:
         was not the first time in a row."""
         count = self._failures.get((peer, addr), (0, now))[0] + 1
         # Seconds for which an address rests after its second failure in a row; twice as long
-        # after each further one. The first failure may have been chance.
-        rest = min(10.0 * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
+        # after each further one. The first failure may have been chance, and a machine that
+        # comes back is found within ten minutes.
+        rest = min(10.0 * 2 ** min(count - 2, 16), 600.0) if count > 1 else 0.0
         self._failures.renew((peer, addr), (count, now + rest))
         if self._answered.get(peer) == addr:
             del self._answered[peer]
@@ -360,11 +328,11 @@ class ConnectionGater:
         )
 
     def dial_failed(self, peer: PeerId, now: float, longer: float = 0.0) -> None:
-        """Record that no address answered: dials for messages pause for `DIAL_BACKOFF` seconds
-        plus ``longer``."""
+        """Record that no address answered: dials for messages pause for five seconds plus
+        ``longer``, since every service has a message each second."""
         for other in [other for other, until in self._unreachable.items() if until <= now]:
             del self._unreachable[other]
-        self._unreachable[peer] = now + DIAL_BACKOFF + longer
+        self._unreachable[peer] = now + 5.0 + longer
 
     def connected(self, peer: PeerId) -> None:
         """Record a connection to ``peer``, which can therefore be reached."""

@@ -41,16 +41,9 @@ from p2p.multiaddr import Multiaddr
 
 K = TypeVar("K")
 
-DESCRIPTOR_RESERVE: Final = 320
-"""File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40
-for files that threads have open, 24 for the pipes of eight worker processes, and 64 for Python,
-the log, the lock and the listeners."""
 MAX_SERVED: Final = 4096
 """Most incoming streams served at a time over all peers: four for each connection, the lanes of
 heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
-MAX_SERVED_PER_PEER: Final = 256
-"""Most incoming streams served at a time for one peer, over all its connections: as many as one
-connection may have open."""
 _MEMO: Final = 4096
 """Addresses whose group is cached, 1 MiB at most, since the same peers are dialled, and dial,
 again and again."""
@@ -80,7 +73,10 @@ class ResourceLimits:
         With 1,024, which is what Linux gives a process that does not ask, they are 528
         connections and 117 handshakes.
         """
-        usable = max(descriptors - DESCRIPTOR_RESERVE, 8)
+        # Strangers never get 192 for dials (48 peers, four addresses each), 40 for files that
+        # threads have open, 24 for the pipes of eight worker processes, and 64 for Python, the
+        # log, the lock and the listeners.
+        usable = max(descriptors - 320, 8)
         return ResourceLimits(
             connections=min(self.connections, usable * 3 // 4),
             handshakes=min(self.handshakes, max(usable // 6, 1)),
@@ -281,9 +277,7 @@ class Budget:
     def begin_handshake(self, pending: PendingHandshake) -> PendingHandshake | None:
         """Count a new handshake. Return the handshake that must make room for it, which is no
         longer counted."""
-        victim = None
-        if self._handshakes:
-            victim = self._handshake_victim(pending.group)
+        victim = self._handshake_victim(pending.group)
         if victim is not None:
             del self._handshakes[victim]
         self._handshakes[pending] = None
@@ -448,7 +442,7 @@ class Budget:
         own[stream] = None
         self._served_count += 1
         victim = None
-        if len(own) > MAX_SERVED_PER_PEER:
+        if len(own) > 256:  # over all its connections, as many as one may have open
             victim = stream
         elif self._served_count > MAX_SERVED:
             unprotected = [peer for peer in self._served if not self._is_protected(peer)]
@@ -486,14 +480,6 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 
 
 # Whom we dial on a stranger's word.
-
-MAX_DIALS_PER_HOST: Final = 4
-"""Most concurrent dials on hearsay to one host: strangers must not be able to make many nodes
-dial it together."""
-MAX_FAILED_PER_HOST: Final = 8.0
-"""Failed dials on hearsay to one host, halved every minute, after which the host is left alone.
-A host that answers costs nothing. One that does not gets about eight SYNs a minute from us,
-however many peers name it."""
 
 
 class FadingCounts(Generic[K]):
@@ -536,13 +522,14 @@ class DialTargets:
         """Return True if the dial may begin; then `end` must follow."""
         if not group.limited:
             return True
-        # Concurrent dials on hearsay to one network: as many as to two hosts.
-        # The same of one network: four hosts' worth, as a network of many machines may have
-        # some that are off.
+        # Strangers must not be able to make many nodes dial a host together. A host that
+        # answers costs nothing; one that does not gets about eight SYNs a minute from us,
+        # however many peers name it. A network has two hosts' worth of concurrent dials, and
+        # four hosts' worth of failed ones, as some of its many machines may be off.
         if (
-            self._open[group.host] >= MAX_DIALS_PER_HOST
+            self._open[group.host] >= 4
             or self._open[group.network] >= 8
-            or self._failed.count(group.host, now) >= MAX_FAILED_PER_HOST
+            or self._failed.count(group.host, now) >= 8.0
             or self._failed.count(group.network, now) >= 32.0
         ):
             return False

@@ -19,6 +19,7 @@ what one status costs a viewer has a limit whatever the swarm does.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,14 +28,7 @@ from typing import Any, Final
 from p2p.bounded import BoundedDict
 from p2p.node.panels import Kind, Panel, Panels, Value
 
-MAX_PEERS: Final = 1_024  # of one picture, our own nodes first: 200 kB a second to a viewer
-MAX_KNOWN: Final = 32  # nodes of one picture whose health is known: a demo's, or one person's
-MAX_GONE: Final = 32  # peers that have gone and are still shown
-GONE_SECONDS: Final = 300.0  # for so long: who looks every few minutes sees who died
-MAX_TEXT: Final = 600  # characters of one text: a question with its answer, as people read it
 MAX_ROWS: Final = 40  # of one table; the largest come first
-MAX_POINTS: Final = 512  # of one curve: as many as a phone has pixels across, twice over
-MAX_SERIES: Final = 64  # curves of one dashboard: ten of each role in a demo of six nodes
 
 Health = Mapping[str, Any]
 Point = tuple[float, float]
@@ -71,6 +65,11 @@ class SwarmView:
     terms: Sequence[tuple[str, str]] = ()
     """Pairs of label and text about the run's purpose and recipe."""
 
+    @property
+    def shown(self) -> dict[str, NodeView]:
+        """Known nodes in one picture: a demo's, or one person's."""
+        return dict(itertools.islice(self.known.items(), 32))
+
 
 class Attendance:
     """Records when each peer was first and last seen, so that a peer that has gone is shown for
@@ -86,7 +85,8 @@ class Attendance:
         present = dict.fromkeys(peers)
         self._first = {peer: now for peer in present} | self._first
         gone = [peer for peer in self._last if peer not in present]
-        kept = [peer for peer in gone if now - self._last[peer] <= GONE_SECONDS][-MAX_GONE:]
+        # Who looks every few minutes sees who died.
+        kept = [peer for peer in gone if now - self._last[peer] <= 300.0][-32:]
         self._last = {peer: self._last[peer] for peer in kept} | dict.fromkeys(present, now)
         self._first = {peer: self._first[peer] for peer in self._last}
 
@@ -139,7 +139,7 @@ class Curve:
             return False
         self._left_out = 0
         points.append(point)
-        if len(points) > MAX_POINTS:
+        if len(points) > 512:  # as many as a phone has pixels across, twice over
             del points[1::2]
             self._every *= 2
         return True
@@ -149,7 +149,8 @@ class History:
     """All curves, by the names of their series."""
 
     def __init__(self) -> None:
-        self._curves: BoundedDict[str, Curve] = BoundedDict(MAX_SERIES)
+        # Ten of each role in a demo of six nodes.
+        self._curves: BoundedDict[str, Curve] = BoundedDict(64)
         self.changes = 0
 
     def note(self, series: str, points: Sequence[Point]) -> None:
@@ -161,7 +162,7 @@ class History:
 
     def note_all(self, view: SwarmView, panels: Panels) -> None:
         """Add the newest points of all curves of ``view``."""
-        for peer, one in list(view.known.items())[:MAX_KNOWN]:
+        for peer, one in view.shown.items():
             for role, health in one.health.get("roles", {}).items():
                 for number, panel in enumerate(panels.get(role, ())):
                     for place, points in _curves_of(panel, health):
@@ -179,10 +180,10 @@ class History:
 
 def draw(view: SwarmView, panels: Panels, seen: Attendance, now: float) -> dict[str, Any]:
     """Return the document of ``view`` for a page."""
-    known = dict(list(view.known.items())[:MAX_KNOWN])
+    known = view.shown
     rows = {peer: _known_row(one) for peer, one in known.items()}
     for peer, member in view.members.items():
-        if len(rows) >= MAX_PEERS:
+        if len(rows) >= 1024:  # 200 kB a second to a viewer
             break
         rows[peer] = {**_member_row(member), **rows.get(peer, {})}
     if view.own in rows:
@@ -318,7 +319,8 @@ def plain(value: object) -> Any:
 
 def bounded_text(text: str) -> str:
     """Return the beginning of ``text``, without broken characters that JSON cannot express."""
-    kept = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    # A question with its answer, as people read it.
+    kept = text if len(text) <= 600 else text[:599] + "…"
     return kept.encode("utf-8", "replace").decode("utf-8")
 
 
