@@ -37,18 +37,11 @@ ALL: list[Algorithm] = [Grpo(), Dapo(), DrGrpo(), Cispo(), Gspo()]
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "gradient"),
     [
-        (1, 0.5, -0.5, -0.5),
-        (1, 1.1, -1.1, -1.1),
-        (1, 1.5, -1.2, 0),
-        (1, 100, -1.2, 0),
-        (-1, 0.5, 0.8, 0),
-        (-1, 0.9, 0.9, 0.9),
-        (-1, 1.5, 1.5, 1.5),
-        (-1, 3.9, 3.9, 3.9),
-        (-1, 4.5, 4.0, 0),
-        (-1, 100, 4.0, 0),
+        (1, 0.5, -0.5, -0.5), (1, 1.1, -1.1, -1.1), (1, 1.5, -1.2, 0), (1, 100, -1.2, 0),
+        (-1, 0.5, 0.8, 0), (-1, 0.9, 0.9, 0.9), (-1, 1.5, 1.5, 1.5), (-1, 3.9, 3.9, 3.9),
+        (-1, 4.5, 4.0, 0), (-1, 100, 4.0, 0),
     ],
-)
+)  # fmt: skip
 def test_one_token_of_grpo(
     advantage: float, ratio: float, loss: float, gradient: float
 ) -> None:
@@ -200,17 +193,12 @@ def fails(_: object) -> Any:
 @pytest.mark.parametrize(
     "gives",
     [
-        fails,
-        lambda groups: None,
-        lambda groups: 5,
-        lambda groups: [1.0],
-        lambda groups: [["a", "b"]],
-        lambda groups: [[1, [2]]],
-        lambda groups: [np.full(2, np.nan)],
-        lambda groups: [np.full(2, 1e39)],
+        fails, lambda groups: None, lambda groups: 5, lambda groups: [1.0],
+        lambda groups: [["a", "b"]], lambda groups: [[1, [2]]],
+        lambda groups: [np.full(2, np.nan)], lambda groups: [np.full(2, 1e39)],
         lambda groups: sys.exit(3),
     ],
-)
+)  # fmt: skip
 def test_advantages_that_are_none(gives: Callable[[Any], Any]) -> None:
     """A KeyError ended five processes in a row, and the node asked for more memory."""
     with pytest.raises(ConfigError, match=r"advantages\(\) of the algorithm 'own'"):

@@ -30,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the sorting network with two policies of its trainer."""
     place = tmp_path_factory.mktemp("run")
     weights = place / "trainer" / "trainer" / "weights"
     weights.mkdir(parents=True)
@@ -54,7 +53,7 @@ def test_of_a_run_the_newest_policy_is_found_and_any_other_by_its_number(run: Pa
         find_models(run, 3)
 
 
-def test_a_pulled_policy_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_what_a_node_pulled_or_pre_trained_is_found_once_it_is_whole(tmp_path: Path) -> None:
     store = tmp_path / "store" / "0123"
     for version in (4, 5):
         name = f"v{version:016d}-00c0ffee"
@@ -62,13 +61,10 @@ def test_a_pulled_policy_counts_once_it_is_whole(tmp_path: Path) -> None:
         (store / f"{name}.policy").write_bytes(b"")
     (store / f"v{5:016d}-00c0ffee.part").write_bytes(b"")
     assert find_models(tmp_path).newest.label == f"policy 4 of {tmp_path.name}"
-
-
-def test_of_pre_training_the_newest_export_is_found(tmp_path: Path) -> None:
-    export = tmp_path / "trainer-1" / "diloco" / "export"
+    export = tmp_path / "run" / "trainer-1" / "diloco" / "export"
     export.mkdir(parents=True)
     (export / "config.json").write_text("{}")
-    assert find_models(tmp_path).newest.path == export
+    assert find_models(tmp_path / "run").newest.path == export
 
 
 @pytest.mark.parametrize("name", ["", "none"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import count
 from math import exp, factorial, inf, nan
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.identity import KeyPair
+from p2p.identity import KeyPair, PeerId
 from proofs import Evidence, Limits, Reason, Shape, Verdict, check_shape, judge, judge_pool
 from proofs.checks import (
     FALSE_REJECTIONS,
@@ -36,104 +37,77 @@ def reason(judgement: Judgement) -> Reason:
     return judgement.reason
 
 
-def with_field(field: str, value: Any) -> Evidence:
-    return replace(HONEST, **{field: value})
-
-
-def shape_reason(*completions: list[int]) -> Reason:
-    return reason(check_shape(completions, SHAPE))
-
-
 # Shape
 
 
-def test_honest_shapes() -> None:
-    assert shape_reason([1, 2, 9], [1, 2, 3, 4]) is Reason.WITHIN_LIMITS
-    assert shape_reason([9], [1, 2, 3, 9]) is Reason.WITHIN_LIMITS
-
-
 @pytest.mark.parametrize(
-    ("completion", "expected"),
+    ("completions", "expected"),
     [
-        ([], Reason.LENGTH),
-        ([1, 2, 3, 4, 5], Reason.LENGTH),
-        ([1, 2, 3, 4, 9], Reason.LENGTH),
-        ([1, 10, 9], Reason.TOKEN),
-        ([-1, 9], Reason.TOKEN),
-        ([9, 9], Reason.AFTER_END),
-        ([1, 9, 2, 3], Reason.AFTER_END),
-        ([1, 2], Reason.UNFINISHED),
-        ([1, 2, 3], Reason.UNFINISHED),
+        ([[1, 2, 9], [1, 2, 3, 4]], Reason.WITHIN_LIMITS),
+        ([[9], [1, 2, 3, 9]], Reason.WITHIN_LIMITS),
+        ([[9], []], Reason.LENGTH),
+        ([[9], [1, 2, 3, 4, 5]], Reason.LENGTH),
+        ([[9], [1, 2, 3, 4, 9]], Reason.LENGTH),
+        ([[9], [1, 10, 9]], Reason.TOKEN),
+        ([[9], [-1, 9]], Reason.TOKEN),
+        ([[9], [9, 9]], Reason.AFTER_END),
+        ([[9], [1, 9, 2, 3]], Reason.AFTER_END),
+        ([[9], [1, 2]], Reason.UNFINISHED),
+        ([[9], [1, 2, 3]], Reason.UNFINISHED),
+        ([[9]], Reason.GROUP_SIZE),
+        ([[9], [9], [9]], Reason.GROUP_SIZE),
     ],
 )
-def test_dishonest_shapes(completion: list[int], expected: Reason) -> None:
-    assert shape_reason([9], completion) is expected
-    assert shape_reason(completion, [9]) is expected
-
-
-def test_counts_must_agree() -> None:
-    assert shape_reason([9]) is Reason.GROUP_SIZE
-    assert shape_reason([9], [9], [9]) is Reason.GROUP_SIZE
+def test_shapes(completions: list[list[int]], expected: Reason) -> None:
+    for group in (completions, completions[::-1]):
+        assert reason(check_shape(group, SHAPE)) is expected
 
 
 # One group
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-def test_honest_evidence_is_accepted(limits: Limits) -> None:
-    assert str(judge(HONEST, limits)) == "accepted"
-
-
-VIOLATIONS = [
+VIOLATIONS: list[tuple[str, Any, Reason]] = [
     ("malformed", "too short", Reason.MALFORMED_PROOF),
     ("exponent_mismatches", 23, Reason.EXPONENTS),
-    ("mantissa_mean", 5.1, Reason.MANTISSA_MEAN),
-    ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
+    ("mantissa_mean", 5.1, Reason.MANTISSA_MEAN), ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
     ("mantissa_worst", 15.1, Reason.MANTISSA_CHUNK),
     ("mantissa_worst", inf, Reason.MANTISSA_CHUNK),
     ("mantissa_median", 8.1, Reason.MANTISSA_MEDIAN),
     ("draw_distance", 0.16, Reason.DRAW_DISTANCE),
-    ("draw_distance", inf, Reason.DRAW_DISTANCE),
-    ("gap_max", 1.51, Reason.DRAW_GAP),
-    ("gap_max", inf, Reason.DRAW_GAP),
-    ("gap_mean", 0.02, Reason.DRAW_GAPS),
-    ("gap_mean", inf, Reason.DRAW_GAPS),
-    ("off", (40, 0, 0, 0, 0), Reason.DRAW_MISMATCHES),
+    ("draw_distance", inf, Reason.DRAW_DISTANCE), ("gap_max", 1.51, Reason.DRAW_GAP),
+    ("gap_max", inf, Reason.DRAW_GAP), ("gap_mean", 0.02, Reason.DRAW_GAPS),
+    ("gap_mean", inf, Reason.DRAW_GAPS), ("off", (40, 0, 0, 0, 0), Reason.DRAW_MISMATCHES),
     ("off", (9, 9, 9, 9, 9), Reason.DRAW_MISMATCHES),
-    ("end_probability", 1e-13, Reason.IMPROBABLE_END),
-    ("surprise", 21.0, Reason.SURPRISE),
+    ("end_probability", 1e-13, Reason.IMPROBABLE_END), ("surprise", 21.0, Reason.SURPRISE),
     ("surprise", -21.0, Reason.SURPRISE),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize(("field", "value", "expected"), VIOLATIONS)
-def test_every_limit_bites(limits: Limits, field: str, value: Any, expected: Reason) -> None:
-    judgement = judge(with_field(field, value), limits)
-    assert judgement.verdict is Verdict.REJECTED
-    assert judgement.reason is expected
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize(
-    "field",
-    [f.name for f in fields(Evidence) if f.name not in ("tokens", "malformed", "largest")],
-)
-def test_nan_never_passes(limits: Limits, field: str) -> None:
-    value = (nan,) * len(LADDER) if field == "off" else nan
-    assert judge(with_field(field, value), limits).verdict is Verdict.REJECTED
+def test_every_limit_bites_and_nan_never_passes(limits: Limits) -> None:
+    assert str(judge(HONEST, limits)) == "accepted"
+    for field, value, expected in VIOLATIONS:
+        assert reason(judge(replace(HONEST, **{field: value}), limits)) is expected
+    for one in fields(Evidence):
+        if one.name not in ("tokens", "malformed", "largest"):
+            value = (nan,) * len(LADDER) if one.name == "off" else nan
+            evidence = replace(HONEST, **{one.name: value})
+            assert judge(evidence, limits).verdict is Verdict.REJECTED, one.name
 
 
 def test_fp32_is_tighter_than_bf16() -> None:
-    for field, value in [("mantissa_mean", 0.3), ("draw_distance", 0.01), ("gap_max", 0.3)]:
-        evidence = with_field(field, value)
+    for change in ({"mantissa_mean": 0.3}, {"draw_distance": 0.01}, {"gap_max": 0.3}):
+        evidence = replace(HONEST, **change)
         assert judge(evidence, Limits.fp32()).verdict is Verdict.REJECTED
         assert judge(evidence, Limits.bf16()).verdict is Verdict.ACCEPTED
 
 
-def test_nothing_to_judge_is_inconclusive() -> None:
-    assert judge(replace(HONEST, tokens=0), Limits.fp32()).verdict is Verdict.INCONCLUSIVE
-    assert judge_pool([], Limits.fp32()).verdict is Verdict.INCONCLUSIVE
+def test_nothing_to_judge_is_inconclusive_and_one_malformed_proof_spoils_the_pool() -> None:
+    fp32 = Limits.fp32()
+    assert judge(replace(HONEST, tokens=0), fp32).verdict is Verdict.INCONCLUSIVE
+    assert judge_pool([], fp32).verdict is Verdict.INCONCLUSIVE
+    cut = replace(HONEST, malformed="cut")
+    assert reason(judge_pool([HONEST, cut], fp32)) is Reason.MALFORMED_PROOF
 
 
 # A submission
@@ -147,7 +121,6 @@ def test_the_pool_catches_temperature_that_groups_do_not_show() -> None:
 
 
 def test_the_pool_catches_a_shift_of_the_mantissas() -> None:
-    """By the number of chunks, not of groups."""
     shifted = replace(HONEST, mantissa_mean=2.5)
     longer = replace(shifted, chunks=4.0)
     assert judge(shifted, Limits.bf16()).verdict is Verdict.ACCEPTED
@@ -237,13 +210,6 @@ def test_the_budget_of_false_rejections_is_shared_out() -> None:
     assert pytest.approx(FALSE_REJECTIONS) == TESTS * (2 * POOL_CHANCE + GROUPS * GROUP_CHANCE)
 
 
-def test_one_malformed_proof_spoils_the_pool() -> None:
-    assert (
-        reason(judge_pool([HONEST, replace(HONEST, malformed="cut")], Limits.fp32()))
-        is Reason.MALFORMED_PROOF
-    )
-
-
 @given(st.floats(1e-6, 60.0), st.floats(1e-9, 0.5))
 def test_the_poisson_limit_is_the_smallest(mean: float, false_alarm: float) -> None:
     def tail(count: int) -> float:
@@ -253,10 +219,7 @@ def test_the_poisson_limit_is_the_smallest(mean: float, false_alarm: float) -> N
     assert tail(limit) <= false_alarm + 1e-12
     assert limit == 0 or tail(limit - 1) >= false_alarm - 1e-12
 
-
-def test_poisson_limits_at_the_ends() -> None:
     assert poisson_limit(4.5, 1e-4) == 14  # 3,000 tokens at 0.15 %: 15 is too many
-    assert poisson_limit(0.0, 1e-4) == 0
     assert 1_003_000 < poisson_limit(1e6, 1e-4) < 1_004_500
 
 
@@ -312,11 +275,11 @@ def test_honest_groups_of_one_sure_answer_are_accepted_and_other_weights_pool() 
 BF16 = Limits.bf16()
 PEERS = [KeyPair(bytes((number,)) * 32).peer_id for number in range(4)]
 WORKER, OTHER = PEERS[:2]
+WITHIN = Reason.WITHIN_LIMITS
 TOKENS = 123
 
 
 def group(gaps: Sequence[float]) -> Evidence:
-    """With these gaps, of `TOKENS` tokens."""
     off = tuple(sum(gap > step for gap in gaps) for step in LADDER)
     return replace(
         HONEST,
@@ -359,35 +322,43 @@ def test_steering_that_one_submission_hides_is_found_in_twenty() -> None:
     assert verdicts.count(Verdict.REJECTED) >= 1
 
 
+HEAVY, LIGHT = [group([0.05] * 4)] * 8, [group([])] * 8
+
+
+def accepted_of(draws: DrawHistory, worker: PeerId) -> int:
+    """How many heavy submissions of ``worker`` pass before one is rejected."""
+    return next(n for n in count() if draws.judge(worker, HEAVY, BF16).reason is not WITHIN)
+
+
 def test_a_rejection_clears_the_record_of_its_worker_alone() -> None:
-    rng, draws = np.random.default_rng(2), DrawHistory()
-    heavy = [group([0.09] * 6)] * 8
-    seen = [draws.judge(WORKER, heavy, BF16).reason for _ in range(20)]
-    first = next(n for n, reason in enumerate(seen) if reason is not Reason.WITHIN_LIMITS)
+    draws = DrawHistory()
+    first = accepted_of(draws, WORKER)
     assert 0 < first < 10
-    assert draws.judge(OTHER, heavy, BF16).verdict is Verdict.ACCEPTED
-    assert seen[first + 1] is Reason.WITHIN_LIMITS
-    assert draws.judge(WORKER, submission(rng), BF16).verdict is Verdict.ACCEPTED
+    assert draws.judge(OTHER, HEAVY, BF16).reason is WITHIN
+    assert accepted_of(draws, WORKER) == first
+    assert accepted_of(draws, OTHER) == first - 1
 
 
 def test_other_limits_begin_anew_and_old_work_is_forgotten() -> None:
     draws = DrawHistory()
-    heavy = [group([0.09] * 6)] * 8
-    assert draws.judge(WORKER, heavy, BF16).verdict is Verdict.ACCEPTED
-    for number in range(2, 12):
+    for number in range(1, 12):
         other = replace(BF16, surprise=20.0 + number)
-        assert draws.judge(WORKER, heavy, other).verdict is Verdict.ACCEPTED
-    light = [group([])] * 8
-    for _ in range(SUBMISSIONS):
-        assert draws.judge(WORKER, light, BF16).verdict is Verdict.ACCEPTED
-    (record,) = draws._records.values()
-    assert len(record) == SUBMISSIONS - 1
-    assert {one.gap_mean for one in record} == {0.0}
+        assert draws.judge(WORKER, HEAVY, other).reason is WITHIN
+
+    def after(*before: Sequence[Evidence]) -> int:
+        draws = DrawHistory()
+        assert {draws.judge(WORKER, pool, BF16).reason for pool in before} <= {WITHIN}
+        return accepted_of(draws, WORKER)
+
+    many = [LIGHT] * SUBMISSIONS
+    assert after(HEAVY, LIGHT, LIGHT) == after(LIGHT, LIGHT) - 1
+    assert after(HEAVY, *many) == after(*many) == after(*many, *many)
 
 
 def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "WORKERS", 3)
-    draws = DrawHistory()
+    draws, fresh = DrawHistory(), accepted_of(DrawHistory(), WORKER)
     for number in (0, 1, 2, 0, 3):
-        draws.judge(PEERS[number], [group([])], BF16)
-    assert list(draws._records) == [PEERS[2], PEERS[0], PEERS[3]]
+        draws.judge(PEERS[number], HEAVY, BF16)
+    left = [accepted_of(draws, PEERS[number]) for number in (2, 0, 3, 1)]
+    assert left == [fresh - 1, fresh - 2, fresh - 1, fresh]

@@ -38,13 +38,12 @@ def encode(text: str) -> Sequence[int]:
     return text.encode()
 
 
-def opened(places: dict[str, Path], **changes: object) -> Windows:
-    weights = {name: 1.0 for name in places}
-    options: dict[str, object] = {
-        "end": 0, "vocabulary": 256, "window": 16, "held_out": 8, **changes
-    }  # fmt: skip
+def opened(
+    places: dict[str, Path], weights: dict[str, float] | None = None, **changes: Any
+) -> Windows:
+    options = {"end": 0, "vocabulary": 256, "window": 16, "held_out": 8, **changes}
     paths = {name: str(path) for name, path in places.items()}
-    return open_corpora(weights, paths, encode, **options)
+    return open_corpora(weights or dict.fromkeys(places, 1.0), paths, encode, **options)
 
 
 def test_files_lines_and_rows_become_windows(tmp_path: Path) -> None:
@@ -85,15 +84,10 @@ def test_a_corpus_that_cannot_be_learnt_from_is_refused_by_name(
 @pytest.mark.parametrize(
     "line",
     [
-        b"[" * 100_000,
-        b'{"text": "\\ud800"}',
-        b'{"text": 5}',
-        b'{"text": ["a"]}',
-        b'{"text": "a"}{"text": "b"}',
-        b"\x00" * 50,
-        b'{"text": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000, b'{"text": "\\ud800"}', b'{"text": 5}', b'{"text": ["a"]}',
+        b'{"text": "a"}{"text": "b"}', b"\x00" * 50, b'{"text": ' + b"9" * 5000 + b"}",
     ],
-)
+)  # fmt: skip
 def test_lines_from_strangers_are_refused_by_number(tmp_path: Path, line: bytes) -> None:
     """Half of a surrogate pair, and lists in lists without end, were errors of our own."""
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n' + line + b"\n")
@@ -109,29 +103,23 @@ def test_a_text_may_have_every_character(tmp_path: Path) -> None:
     assert opened({"a": tmp_path}).tokens.size == 3 * (len(text.encode()) + 1)
 
 
-def test_a_corpus_beyond_all_memory_is_refused_before_it_is_read(
+def test_a_corpus_that_is_missing_or_beyond_all_memory_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ConfigError, match=r"is not at .*nowhere"):
+        opened({"books": tmp_path / "nowhere"})
+    with pytest.raises(ConfigError, match=r"\[role.trainer.corpora\]"):
+        opened({}, weights={"books": 1.0})
     monkeypatch.setattr(corpus, "MAX_BYTES", 1000)
     (tmp_path / "x.txt").write_bytes(b"\xff" * 1001)  # not even decoded
     with pytest.raises(ConfigError, match="more than"):
         opened({"a": tmp_path})
 
 
-def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not at .*nowhere"):
-        opened({"books": tmp_path / "nowhere"})
-    with pytest.raises(ConfigError, match=r"\[role.trainer.corpora\]"):
-        open_corpora({"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8)
-
-
 def test_a_mixture_is_by_weight_and_leaves_no_window_out(tmp_path: Path) -> None:
     for name, times in (("a", 5), ("b", 1)):
         (tmp_path / f"{name}.txt").write_text(times * TEXT)
-    places = {name: str(tmp_path / f"{name}.txt") for name in ("a", "b")}
-    found = open_corpora(
-        {"a": 1.0, "b": 1.0}, places, encode, end=0, vocabulary=256, window=16, held_out=8
-    )
+    found = opened({name: tmp_path / f"{name}.txt" for name in "ab"})
     of_a = int((found.starts < 5 * len(TEXT) + 1).sum())
     assert of_a / found.starts.size == pytest.approx(0.5, abs=0.01)
     windows = (5 * len(TEXT) + 1) // 17 + (len(TEXT) + 1) // 17
@@ -146,11 +134,8 @@ def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> N
         corpora={"a": 1.0}, anneal={"a": 1.0, "b": 3.0}, outer_steps=2, inner_steps=20,
         decay_share=0.25, window=16, held_out=8,
     )  # fmt: skip
-    places = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
-    corpus = open_corpora(
-        terms.corpora, places, encode, end=0, vocabulary=128, window=16, held_out=8,
-        anneal=terms.anneal,
-    )  # fmt: skip
+    places = {name: tmp_path / f"{name}.txt" for name in "ab"}
+    corpus = opened(places, terms.corpora, vocabulary=128, anneal=terms.anneal)
     server = Texts(corpus, EngineConfig(environment=None), terms)
     read = server.batches(0, 20, 20)
     assert len(read) == 20
@@ -232,7 +217,6 @@ def batches(count: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("inner", list(Inner))
 def test_inner_steps_stay_on_their_device(tmp_path: Path, inner: Inner) -> None:
-    """No tensor of the host meets one of the device; what comes of it is the same."""
     pytest.importorskip("torch")
     from roles.diloco.pretrain import Pretrainer
     from tests.pretended_device import NamedDevices, PretendedDevice
@@ -334,7 +318,6 @@ def test_outside_its_span_a_fragment_keeps_what_was_learnt() -> None:
 
 
 def test_averaged_gradients_are_those_of_one_machine_with_the_whole_batch() -> None:
-    """As one optimiser finds on all of their windows."""
     alone = pretrainer()
     terms = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1, outer_steps=300)
     members = [pretrainer(terms) for _ in range(2)]

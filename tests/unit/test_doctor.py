@@ -206,9 +206,6 @@ def test_what_a_machine_lacks_is_said_with_its_remedy(lack: str) -> None:
     assert found.level is level
     assert re.search(said, found.seen)
     assert re.search(remedy, found.remedy)
-
-
-def test_every_check_has_a_machine_on_which_it_complains() -> None:
     assert {name for name, *_ in LACKS.values()} == {one.name for one in examine(SOUND)}
 
 
@@ -242,13 +239,10 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_the_exit_code_and_the_answer_for_machines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def lacks(*_: object, **__: object) -> Sighting:
-        return replace(SOUND, disk=0)
-
     monkeypatch.setattr(command, "look", lambda *_, **__: SOUND)
     assert main([]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
-    monkeypatch.setattr(command, "look", lacks)
+    monkeypatch.setattr(command, "look", lambda *_, **__: replace(SOUND, disk=0))
     assert main([]) == FAILED
     out = capsys.readouterr().out
     assert "fail  disk        0.0 GiB free" in out
@@ -275,8 +269,7 @@ async def asked_of(
     clock: Callable[[], bytes] = lambda: pack([1.9e9]),
     sees: str = "/ip4/192.0.2.1/tcp/4001",
 ) -> Answer:
-    """What comes of a peer that hands over ``document``, tells the time of ``clock``, and says
-    that it ``sees`` us there."""
+    """Return what comes of asking a peer that says this, whatever it says."""
 
     async def hand_over(_: PeerId, __: bytes) -> bytes:
         return document
@@ -303,11 +296,7 @@ async def asked_of(
 
 @pytest.mark.parametrize(
     ("sees", "observed"),
-    [
-        ("/ip4/192.0.2.1/tcp/4001", "192.0.2.1"),
-        ("/memory/7", ""),
-        ("/dns/tell-me-who-asks.example/tcp/4001", ""),
-    ],
+    [("/ip4/192.0.2.1/tcp/4001", "192.0.2.1"), ("/memory/7", ""), ("/dns/a.example/tcp/1", "")],
 )
 async def test_what_is_no_address_is_not_looked_up_or_told(
     monkeypatch: pytest.MonkeyPatch, sees: str, observed: str
@@ -338,8 +327,7 @@ async def test_whatever_is_handed_over_as_a_run_is_judged(document: bytes) -> No
 
 @pytest.mark.parametrize("said", [b"", pack([float("nan")]), pack([-1e308]), b"\xff" * 99])
 async def test_whatever_a_clock_says_is_a_number(said: bytes) -> None:
-    answer: Any = await asked_of(clock=lambda: said)
-    assert answer.run is not None
+    assert (await asked_of(clock=lambda: said)).run is not None
 
 
 def test_no_run_ends_later_than_calendars_do() -> None:

@@ -24,27 +24,19 @@ SHARD = "model-00002-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def test_a_missing_or_altered_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_altered_or_further_file_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", shards=3)
-    pins = pin_folder(folder)
-    shard = folder / SHARD
+    pins, shard = pin_folder(folder), folder / SHARD
     whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(BadModel, match=f"{SHARD} is not the pinned file"):
-        check_folder(folder, pins)
-    shard.write_bytes(whole + b"\0")
-    with pytest.raises(BadModel, match=f"{SHARD} is not the pinned file"):
-        check_folder(folder, pins)
+    for altered in (whole[:-1] + bytes([whole[-1] ^ 1]), whole + b"\0"):
+        shard.write_bytes(altered)
+        with pytest.raises(BadModel, match=f"{SHARD} is not the pinned file"):
+            check_folder(folder, pins)
     shard.unlink()
-    with pytest.raises(BadModel, match=f"lacks {SHARD}"):
-        check_folder(folder, pins)
-    with pytest.raises(BadModel, match=f"lacks {SHARD}"):
-        pin_folder(folder)
-
-
-def test_a_file_that_counts_and_is_not_pinned_is_refused(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m")
-    pins = pin_folder(folder)
+    for look in (lambda: check_folder(folder, pins), lambda: pin_folder(folder)):
+        with pytest.raises(BadModel, match=f"lacks {SHARD}"):
+            look()
+    shard.write_bytes(whole)
     (folder / "chat_template.jinja").write_text("mine")
     with pytest.raises(BadModel, match=r"chat_template.jinja is not among the pinned files"):
         check_folder(folder, pins)
@@ -98,50 +90,40 @@ def test_weights_that_are_no_numbers_are_refused(
 
 def test_tensors_must_be_those_of_the_configuration(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
-    config = read_config(folder)
-    tensors = random_weights(LLAMA)
-    norm = tensors.pop("model.norm.weight")
-    write_weights(folder, tensors)
-    with pytest.raises(BadModel, match=r"lacks 1 tensors .* model.norm.weight"):
-        check_weights(folder, config)
-    write_weights(folder, {**tensors, "model.norm.weight": RawTensor("BF16", (1,), b"00")})
-    with pytest.raises(BadModel, match=r"model.norm.weight is BF16 of shape \(1,\)"):
-        check_weights(folder, config)
+    config, tensors = read_config(folder), random_weights(LLAMA)
+    norm, head = tensors.pop("model.norm.weight"), tensors["model.embed_tokens.weight"]
     integers = RawTensor("I32", norm.shape, bytes(4 * LLAMA.width))
-    write_weights(folder, {**tensors, "model.norm.weight": integers})
-    with pytest.raises(BadModel, match=r"model.norm.weight is I32"):
-        check_weights(folder, config)
-    write_weights(folder, {**tensors, "model.norm.weight": norm, "adapter": norm})
-    with pytest.raises(BadModel, match="'adapter' is no tensor of the model"):
-        check_weights(folder, config)
-    head = tensors["model.embed_tokens.weight"]
+    for wrong, said in (
+        ({}, r"lacks 1 tensors .* model.norm.weight"),
+        ({"model.norm.weight": RawTensor("BF16", (1,), b"00")}, r"is BF16 of shape \(1,\)"),
+        ({"model.norm.weight": integers}, r"model.norm.weight is I32"),
+        ({"model.norm.weight": norm, "adapter": norm}, "'adapter' is no tensor of the model"),
+    ):
+        write_weights(folder, {**tensors, **wrong})
+        with pytest.raises(BadModel, match=said):
+            check_weights(folder, config)
     write_weights(folder, {**tensors, "model.norm.weight": norm, "lm_head.weight": head})
     check_weights(folder, config)
 
 
 def test_the_index_is_held_against_the_headers(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m", shards=3)
-    config = read_config(folder)
-    index = json.loads((folder / INDEX).read_text())
-    places = index["weight_map"]
-    name = "model.norm.weight"
-    right = places[name]
-    places[name] = next(shard for shard in places.values() if shard != right)
-    (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(
-        BadModel, match=f"'{name}' is in {places[name]} by the index, in {right}"
+    folder, name = make_folder(tmp_path / "m", shards=3), "model.norm.weight"
+    config, index = read_config(folder), json.loads((folder / INDEX).read_text())
+    places = index.pop("weight_map")
+    right = places.pop(name)
+    other = next(shard for shard in places.values() if shard != right)
+    extra = "model-extra.safetensors"
+    for change, said in (
+        ({name: other}, f"'{name}' is in {other} by the index, in {right}"),
+        ({}, f"'{name}' is in no file by the index"),
+        ({name: right, "more": extra}, f"'{name}' is in"),
     ):
-        check_weights(folder, config)
-    del places[name]
-    (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(BadModel, match=f"'{name}' is in no file by the index"):
-        check_weights(folder, config)
-    twice = {name: random_weights(LLAMA)[name]}
-    places |= {name: right, "more": "model-extra.safetensors"}
-    (folder / INDEX).write_text(json.dumps(index))
-    (folder / "model-extra.safetensors").write_bytes(encode(twice))
-    with pytest.raises(BadModel, match=f"'{name}' is in"):
-        check_weights(folder, config)
+        if extra in change.values():
+            (folder / extra).write_bytes(encode({name: random_weights(LLAMA)[name]}))
+        table = {**index, "weight_map": {**places, **change}}
+        (folder / INDEX).write_text(json.dumps(table))
+        with pytest.raises(BadModel, match=said):
+            check_weights(folder, config)
 
 
 def test_only_the_header_of_a_weights_file_is_read(tmp_path: Path) -> None:

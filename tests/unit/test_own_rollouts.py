@@ -22,7 +22,7 @@ from roles.own.rollouts import export, open_finished
 from roles.protocol.core.verdict import decode_verdict_untrusted
 from roles.rl.learner import write_learner
 from roles.shared.durable import Durable
-from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import ALIKE, Intake
@@ -56,8 +56,7 @@ async def trained(folder: Path, most: int = 0) -> Path:
         for index in range(PLACES):
             await inbox.keep(place(index))
         for step in range(1, 5):
-            taught: list[BufferedGroup] = lessons(step - 1)
-            await inbox.mark_used(taught, step)
+            await inbox.mark_used(lessons(step - 1), step)
         needed = {place(index).key: None for index in range(2, PLACES)}
         await inbox.forget_all_but(needed)
     (node / "run.shoal").write_bytes(RUN.document)
@@ -184,20 +183,8 @@ async def test_a_hundred_groups_alike_are_said_with_the_remedy_until_one_differs
     curve = LearningCurve(world.disk, sampling, LEARNER, Unasked())
     other: Any = None
     engine: Any = SimpleNamespace(warning="")
-    session = TrainerSession(
-        *(
-            node,
-            sampling.steps,
-            LEARNER,
-            engine,
-            intake,
-            other,
-            curve,
-            other,
-            other,
-            Metrics({}),
-        )
-    )
+    rest = (intake, other, curve, other, other, Metrics({}))
+    session = TrainerSession(node, sampling.steps, LEARNER, engine, *rest)
     places = -(-ALIKE // sampling.submission)
     intake.note_unsent(KEY.peer_id, places - 1)
     assert session.warning == ""

@@ -172,20 +172,13 @@ class Odd:
     def evaluation(self):
         return [self.task(bytes([n]) * 32) for n in range(4)]
 """
-ROWS = [
-    {
-        "question": f"{n}?",
-        "answer": ("never", "always", "sometimes")[n % 3],
-        "source": "é\u2028",
-    }
-    for n in range(60)
-]
+KINDS = ("never", "always", "sometimes")
+ROWS = [{"question": f"{n}?", "answer": KINDS[n % 3], "source": "é\u2028"} for n in range(60)]
 HELD = [row for row in ROWS if is_held_out(str(row["question"]))]
 
 
 @pytest.fixture
 def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A model and a file of an environment that its owner has installed."""
     install(tmp_path, "odd", "odd = odd_env:Odd")
     (tmp_path / "odd_env.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,7 +1,6 @@
 """A packed group gives the states, the loss and the gradients of its completions row by row."""
 
 import math
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -38,7 +37,6 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
 from roles.rl.algorithms.find import Objective, find_algorithm
-from roles.rl.recipes import SORTER
 from tests.support.models import SHAPES
 from tests.support.tasks import make_tasks
 from tests.support.toys import sorting_engine, sorting_learner
@@ -47,17 +45,21 @@ Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
 
 
 def packed(groups: Groups, **options: int) -> list[PackedBatch]:
-    """`pack`, of completions of one turn."""
     return pack(
         [(prompt, [Completion(one) for one in answers]) for prompt, answers in groups],
         **options,
     )
 
 
-@pytest.fixture(params=SHAPES.values(), ids=lambda shape: shape.family.value)
-def model(request: pytest.FixtureRequest) -> TransformerModel:
-    model = TransformerModel(request.param)
+def initialised(family: Family) -> TransformerModel:
+    model = TransformerModel(SHAPES[family])
     model.initialise(5)
+    return model
+
+
+@pytest.fixture(params=SHAPES, ids=lambda family: family.value)
+def model(request: pytest.FixtureRequest) -> TransformerModel:
+    model = initialised(request.param)
     rng = torch.Generator().manual_seed(6)
     with torch.no_grad():  # norms and biases are drawn too, lest a neutral one hide a mistake
         for weight in model.parameters():
@@ -79,13 +81,11 @@ def some_groups(seed: int = 0, count: int = 5, size: int = 4, longest: int = 9) 
 
 
 def alone(model: TransformerModel, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Tensor:
-    """The states behind the tokens of one completion, read by itself."""
     states: Tensor = model(torch.tensor([prompt + answer[:-1]]))
     return states[0, len(prompt) - 1 :]
 
 
 def one_by_one(model: TransformerModel, groups: Groups, batches: list[PackedBatch]) -> Tensor:
-    """What the batches should hold, one after the other."""
     return torch.cat(
         [
             alone(model, groups[piece.group][0], groups[piece.group][1][piece.completion])
@@ -193,9 +193,7 @@ END = 1
 
 @pytest.fixture
 def qwen3() -> TransformerModel:
-    qwen3 = TransformerModel(SHAPES[Family.QWEN3])
-    qwen3.initialise(5)
-    return qwen3
+    return initialised(Family.QWEN3)
 
 
 def some_completion(rng: Random, turns: int, longest: int = 9) -> Completion:
@@ -264,18 +262,14 @@ def test_what_was_inserted_carries_no_loss(qwen3: TransformerModel) -> None:
     wanted = torch.cat(every).gather(-1, batch.packed.answers[:, None]).squeeze(-1)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     aim = Aim(
-        objective=find_algorithm("gspo"),
-        temperature=1.0,
-        limit=64,
-        tokens=len(batch),
+        objective=find_algorithm("gspo"), temperature=1.0, limit=64, tokens=len(batch),
         sequences=len(tokens),
-    )
+    )  # fmt: skip
     assert add_gradient(qwen3, batch, aim).tokens == len(batch)
 
 
 @pytest.mark.parametrize("longest", [9, 200])
 def test_proofs_stand_at_drawn_tokens(qwen3: TransformerModel, longest: int) -> None:
-    """In a packed row, and in a long group."""
     group = some_group(longest=longest)
     sampling = Sampling(1.0, 4096, len(group.completions))
     proven = []
@@ -296,14 +290,10 @@ def test_proofs_stand_at_drawn_tokens(qwen3: TransformerModel, longest: int) -> 
 
 
 def test_turns_cross_to_the_engine() -> None:
-    training = some_group()
-    assert decode_training(encode_training(training)).completions[3].turns == (
-        training.completions[3].turns
-    )
-    group = Group(4, training.completions)
-    assert decode_group(encode_group(group)).completions[3].turns == (
-        group.completions[3].turns
-    )
+    training, turns = some_group(), some_group().completions[3].turns
+    assert decode_training(encode_training(training)).completions[3].turns == turns
+    group = decode_group(encode_group(Group(4, training.completions)))
+    assert group.completions[3].turns == turns
 
 
 def test_completions_that_wait_for_an_answer_do_not_keep_the_engine_busy(
@@ -333,27 +323,22 @@ TEMPERATURE = 0.7
 GRPO = find_algorithm("grpo", {"kl_sampler": 0.1})
 
 
-def drawn_groups(seed: int = 3, count: int = 5, size: int = 4) -> list[TrainingGroup]:
-    rng = Random(seed)
+def drawn_groups() -> list[TrainingGroup]:
+    rng = Random(3)
 
-    def tokens(most: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(97) for _ in range(rng.randint(1, most)))
+    def drawn(answer: tuple[int, ...]) -> Completion:
+        return Completion(answer, tuple(-6 * rng.random() for _ in answer))
 
-    groups = []
-    for _ in range(count):
-        drawn = [tokens(9) for _ in range(size)]
-        completions = tuple(
-            Completion(one, tuple(-6 * rng.random() for _ in one)) for one in drawn
-        )
-        groups.append(TrainingGroup(tokens(12), completions, ()))
-    return groups
+    return [
+        TrainingGroup(prompt, tuple(map(drawn, answers)), ())
+        for prompt, answers in some_groups(3)
+    ]
 
 
 ADVANTAGES = [np.array([1.0, -0.5, 0.25, -0.75], np.float32)] * 5
 
 
 def aim(batches: list[LearningBatch], objective: Objective = GRPO) -> Aim:
-    """One minibatch of all batches."""
     return Aim(
         objective=objective,
         temperature=TEMPERATURE,
@@ -407,8 +392,7 @@ def test_a_head_in_slices_is_the_head(
     name: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slice of 7 cuts completions in two; a loss over whole completions does not notice."""
-    model = TransformerModel(SHAPES[Family.QWEN3])
-    model.initialise(5)
+    model = initialised(Family.QWEN3)
     objective = find_algorithm(name, options)
     whole = gradients(model, is_later=True, objective=objective)
     monkeypatch.setattr(gradient, "SLICE", 7)
@@ -416,8 +400,7 @@ def test_a_head_in_slices_is_the_head(
 
 
 def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = TransformerModel(SHAPES[Family.LLAMA])
-    model.initialise(5)
+    model = initialised(Family.LLAMA)
     monkeypatch.setattr(gradient, "SLICE", 7)
     sizes = []
 
@@ -433,9 +416,7 @@ def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPat
 
 def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
     """A long answer and a short one: each of their tokens counts the same."""
-    shape = replace(SORTER, vocabulary=97)
-    model = TransformerModel(shape)
-    model.initialise(1)
+    model = initialised(Family.QWEN3)
     with torch.no_grad():
         model.lm_head.weight.zero_()  # every log-prob is -log 97
     drawn = -math.log(97)
@@ -475,8 +456,7 @@ def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:
 
 
 def test_bfloat16_products_leave_float32_gradients_close_to_the_right_ones() -> None:
-    model = TransformerModel(SHAPES[Family.LLAMA])
-    model.initialise(5)
+    model = initialised(Family.LLAMA)
     _, exact = gradients(model)
     with torch.autocast("cpu", torch.bfloat16):
         _, rounded = gradients(model)

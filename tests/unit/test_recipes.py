@@ -56,19 +56,14 @@ def report(step: int = 1, **change: float) -> StepReport:
     return replace(healthy, **change)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"k3": 1.08}, "step 1 goes wrong: k3 is 1.08, over 0.5. Lower `rate`"),
-        (
-            {"ratio_max": 227.0, "k3": 0.2},
-            "step 1 goes wrong: ratio_max is 227, over 20. Lower `rate`",
-        ),
-    ],
-)
-def test_a_step_too_far_from_its_samplers_is_told(change: dict[str, float], said: str) -> None:
+def test_a_step_too_far_from_its_samplers_is_told() -> None:
     assert LearningGuards().why_wrong(report()) == ""
-    assert LearningGuards().why_wrong(report(**change)).startswith(said)
+    for change, said in (
+        ({"k3": 1.08}, "k3 is 1.08, over 0.5. Lower `rate`"),
+        ({"ratio_max": 227.0, "k3": 0.2}, "ratio_max is 227, over 20. Lower `rate`"),
+    ):
+        why = LearningGuards().why_wrong(report(**change))
+        assert why.startswith(f"step 1 goes wrong: {said}")
 
 
 def test_entropy_that_rises_for_five_steps_is_told() -> None:

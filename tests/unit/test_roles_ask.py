@@ -63,16 +63,6 @@ class Unlucky:
     send = connected = None  # a host has them
 
 
-def sound_world() -> SimpleNamespace:
-    """Nothing misbehaves on purpose, as in production."""
-    return SimpleNamespace(
-        verify=verify,
-        buggify=lambda name: False,
-        sometimes=lambda name, condition: None,
-        now=lambda: 0.0,
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "penalties"),
     [
@@ -94,7 +84,10 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
         return False
 
     host = Unlucky(error)
-    node: Any = SimpleNamespace(host=host, locate=locate, world=sound_world())
+    sound = SimpleNamespace(
+        verify=verify, buggify=lambda _: False, sometimes=lambda *_: None, now=lambda: 0.0
+    )
+    node: Any = SimpleNamespace(host=host, locate=locate, world=sound)
     assert await ask(node, JUDGE.peer_id, AccountRequest(), lambda reply: reply) is None
     assert host.penalties == penalties
 
@@ -283,9 +276,6 @@ async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acce
 # Answers that are shown
 
 
-SEED = bytes(32)
-
-
 class Watch:
     def __init__(self) -> None:
         self.time = 0.0
@@ -294,40 +284,31 @@ class Watch:
         return self.time
 
 
-def full_place(answer: str) -> Any:
-    group = Group(7, (Completion(sort.encode(answer), ()),))
-    order = SimpleNamespace(task_seeds=lambda _: [SEED, SEED])
-    return SimpleNamespace(order=order, index=3, groups=lambda: (group,))
-
-
 async def test_some_answers_are_read_along_with_what_they_earn() -> None:
-    environment, world = LocalEnvironment(open_mix(setup())), Watch()
-    task = sort.SortEnvironment().task(SEED)
+    setup = EnvironmentSetup(parts=(EnvironmentPart(name="sort"),))
+    environment, world, seed = LocalEnvironment(open_mix(setup)), Watch(), bytes(32)
     glance = Glance(world, environment)  # type: ignore[arg-type]
-    right = sort.decode(task.answer)
-    await glance.look(full_place(right))
-    await glance.look(full_place("12$"))  # too soon
-    world.time += EVERY
-    await glance.look(full_place("12$"))
-    question = sort.decode(task.prompt)
-    assert glance.samples == [(question, "12$", 0.0), (question, right, 1.0)]
-    for _ in range(2 * KEPT):
+    seeds: list[Any] = [seed, seed]
+
+    async def look(answer: str) -> None:
         world.time += EVERY
-        await glance.look(full_place("12$"))
+        group = Group(7, (Completion(sort.encode(answer), ()),))
+        order = SimpleNamespace(task_seeds=lambda _: seeds)
+        place: Any = SimpleNamespace(order=order, index=3, groups=lambda: (group,))
+        await glance.look(place)
+        await glance.look(place)  # too soon
+
+    task = sort.SortEnvironment().task(seed)
+    question, right = sort.decode(task.prompt), sort.decode(task.answer)
+    await look(right)
+    await look("12$")
+    shown = [(question, "12$", 0.0), (question, right, 1.0)]
+    assert glance.samples == shown
+    for _ in range(2 * KEPT):
+        await look("12$")
     assert len(glance.samples) == KEPT
-
-
-async def test_an_environment_that_fails_is_looked_at_no_more() -> None:
-    environment, world = LocalEnvironment(open_mix(setup())), Watch()
-    glance = Glance(world, environment)  # type: ignore[arg-type]
-    world.time = 100 * EVERY
-    place = full_place("1$")
-    place.order.task_seeds = lambda _: [{}]  # no seed: the environment raises
-    await glance.look(place)
-    world.time += 100 * EVERY
-    await glance.look(full_place("12$"))
-    assert glance.samples == []
-
-
-def setup() -> EnvironmentSetup:
-    return EnvironmentSetup(parts=(EnvironmentPart(name="sort"),))
+    seeds[:] = [{}]  # no seed: the environment raises, and is looked at no more
+    await look(right)
+    seeds[:] = [seed, seed]
+    await look(right)
+    assert glance.samples == [shown[0]] * KEPT

@@ -28,13 +28,10 @@ def test_seed_vectors() -> None:
 def test_every_field_changes_the_seed() -> None:
     base = (b"run", b"policy", b"node", 1, 2)
     others = [
-        (b"runp", b"olicy", b"node", 1, 2),
-        (b"run", b"policyn", b"ode", 1, 2),
-        (b"run", b"policy", b"nodf", 1, 2),
-        (b"run", b"policy", b"node", 2, 1),
-        (b"run", b"policy", b"node", 1, 3),
-        (b"", b"runpolicy", b"node", 1, 2),
-    ]
+        (b"runp", b"olicy", b"node", 1, 2), (b"run", b"policyn", b"ode", 1, 2),
+        (b"run", b"policy", b"nodf", 1, 2), (b"run", b"policy", b"node", 2, 1),
+        (b"run", b"policy", b"node", 1, 3), (b"", b"runpolicy", b"node", 1, 2),
+    ]  # fmt: skip
     assert len({draw_seed(*fields) for fields in [base, *others]}) == 7
     assert draw_seed(*base) != task_seed(*base)
 

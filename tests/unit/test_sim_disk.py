@@ -9,12 +9,8 @@ from hypothesis import given, strategies as st
 from sim.node.disk import SimDisk
 
 
-def make_disk() -> SimDisk:
-    return SimDisk("node")
-
-
 def test_a_crash_takes_back_every_write_since_the_last_fsync() -> None:
-    disk = make_disk()
+    disk = SimDisk("node")
     disk.write_now("f", b"0123456789", None)
     disk.sync_now("f")
     disk.write_now("f", b"abc", 2)
@@ -28,7 +24,7 @@ def test_a_crash_takes_back_every_write_since_the_last_fsync() -> None:
 
 def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
     for sync in (False, True):
-        disk = make_disk()
+        disk = SimDisk("node")
         for name in ("d/a", "d/b"):
             disk.replace_now(name, b"x")
         disk.remove_now("d/a")
@@ -39,7 +35,7 @@ def test_a_removed_file_comes_back_unless_its_folder_was_synced() -> None:
 
 
 def test_a_bit_flips_durably() -> None:
-    disk = make_disk()
+    disk = SimDisk("node")
     disk.replace_now("f", b"\x00\x00")
     disk.corrupt("f", 3)
     disk.crash()
@@ -69,7 +65,7 @@ def play(disk: SimDisk, step: tuple) -> None:
 
 @given(STEPS)
 def test_used_bytes_are_the_bytes_of_all_files(steps: list[tuple]) -> None:
-    disk = make_disk()
+    disk = SimDisk("node")
     for step in steps:
         play(disk, step)
         assert disk.used == sum(disk.size_now(path) or 0 for path in disk.paths())
@@ -79,7 +75,7 @@ def test_used_bytes_are_the_bytes_of_all_files(steps: list[tuple]) -> None:
 
 @given(STEPS, st.integers(0, 5))
 def test_what_is_synced_last_survives_any_crash(steps: list[tuple], seed: int) -> None:
-    disk = make_disk()
+    disk = SimDisk("node")
     for step in steps:
         play(disk, step)
     for path in disk.paths():
@@ -95,7 +91,7 @@ def test_what_is_synced_last_survives_any_crash(steps: list[tuple], seed: int) -
 def test_a_torn_write_keeps_a_beginning() -> None:
     seen = set()
     for seed in range(30):
-        disk = make_disk()
+        disk = SimDisk("node")
         disk.replace_now("f", b"aa")
         disk.write_now("f", b"b", 0)
         disk.write_now("f", b"b", 1)

@@ -115,20 +115,12 @@ def test_a_restart_does_not_set_a_machine_right(
         ("slow_cpu", (2.0, 5.0), lambda node: node.clock.model.slowness, [2.0, 10.0, 5.0, 1.0]),
         ("liar", (0.9, 0.4), lambda node: node.endpoint.lies, [0.9, 0.9, 0.4, 0.0]),
         ("equivocator", (0.2, 0.4), lambda node: node.endpoint.repeats, [0.2, 0.4, 0.4, 0.0]),
-        (
-            "throttle",
-            (0.5, 0.1),
-            lambda node: node.endpoint.spec.up / LinkSpec().up,
-            [0.5, 0.05, 0.1, 1.0],
-        ),
-        (
-            "full_disk",
-            (0.0, 0.0),
-            lambda node: node.disk.model.capacity == 0,
-            [True, True, True, False],
-        ),
+        ("throttle", (0.5, 0.1), lambda node: node.endpoint.spec.up / LinkSpec().up,
+         [0.5, 0.05, 0.1, 1.0]),
+        ("full_disk", (0.0, 0.0), lambda node: node.disk.model.capacity == 0,
+         [True, True, True, False]),
     ],
-)
+)  # fmt: skip
 def test_what_one_fault_leaves_of_another(
     kind: str,
     values: tuple[float, float],

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import trio
-from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
@@ -65,19 +64,10 @@ from roles.envs.text import (
 )
 from roles.models.errors import BadModel
 from roles.models.tokenizer import Tokenizer
-from tests.model_folders import END, SPECIAL, make_folder
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-tasks = st.builds(
-    TextTask,
-    st.lists(st.builds(Message, texts, texts), max_size=4).map(tuple),
-    texts, texts, texts, texts, st.integers(0, 2**32),
-)  # fmt: skip
+from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
 
 
 class EchoEnvironment:
-    """Asks for a word; pays for it. What it heard last is kept for the test."""
-
     name = "echo"
     heard: tuple[str, bool] | None = None
 
@@ -105,14 +95,9 @@ def model_in(folder: Path, **changes: int) -> TextModel:
     return replace(model, **changes)  # type: ignore[arg-type]
 
 
-@given(tasks)
-def test_a_task_comes_back_as_it_was_packed(task: TextTask) -> None:
-    assert unpack_text_task_untrusted(pack_text_task(task)) == task
-
-
-def test_tasks_have_limits() -> None:
+def test_a_task_comes_back_as_it_was_packed_and_has_limits() -> None:
     turn = Message("user", "x")
-    largest = TextTask((turn,) * MAX_MESSAGES, "", "x" * 1000)
+    largest = TextTask((turn,) * MAX_MESSAGES, "so", "é🐟\0" * 99, "info", "kind", 2**32)
     assert unpack_text_task_untrusted(pack_text_task(largest)) == largest
     with pytest.raises(ValueError, match="65 messages, over the limit of 64"):
         pack_text_task(TextTask((turn,) * (MAX_MESSAGES + 1), "", ""))
@@ -161,34 +146,30 @@ def test_a_length_target_stands_in_the_prompt_and_its_distance_costs(folder: Pat
         assert reward_of(environment, task, (END,)) == 0.0
     held = [unpack_text_task_untrusted(one.source).length for one in evaluation_of(environment)]
     assert held == [2, 6]
+    assert (lengths.paid(1.5, 4, 2), lengths.paid(-1.0, 4, 4)) == (1.5, -1.0)
+    assert math.isnan(lengths.paid(math.nan, 4, 4)), "a wrong reward is not hidden"
 
 
-def test_a_length_target_hides_no_wrong_reward() -> None:
-    lengths = LengthTargets((4,), 0.25)
-    assert lengths.paid(1.5, 4, 2) == 1.5
-    assert lengths.paid(-1.0, 4, 4) == -1.0
-    assert math.isnan(lengths.paid(math.nan, 4, 4))
-
-
-def test_a_prompt_that_leaves_no_room_is_named_with_its_length(folder: Path) -> None:
+def test_a_prompt_that_does_not_fit_the_model_is_named(folder: Path) -> None:
     tokenizer = Tokenizer.open(folder)
     length = len(tokenizer.chat([Message("user", "say hello")], "so"))
-    fits = model_in(folder, context=length + 8)
-    task_of(TokenizedEnvironment(EchoEnvironment(), tokenizer, fits), bytes(32))
-    tight = TokenizedEnvironment(
-        EchoEnvironment(), tokenizer, replace(fits, context=length + 7)
-    )
+
+    def ask(**changes: int) -> None:
+        model = model_in(folder, **changes)
+        task_of(TokenizedEnvironment(EchoEnvironment(), tokenizer, model), bytes(32))
+
+    ask(context=length + 8)
     said = (
         f"the prompt of a task is {length} tokens long; with 8 new ones that is over the"
         f" model's context of {length + 7}"
     )
     with pytest.raises(EnvironmentFailed, match=said):
-        task_of(tight, bytes(32))
+        ask(context=length + 7)
+    with pytest.raises(EnvironmentFailed, match="the model knows 0 to 19"):
+        ask(vocabulary=20)
 
 
 class LengthyEnvironment(EchoEnvironment):
-    """One task in two is too long."""
-
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
         text = "x" * 200 if seed[0] % 2 else "y"
         return TextTask((Message("user", text),), "", seed.hex())
@@ -215,13 +196,6 @@ def test_a_long_question_gives_way_to_the_next_in_the_seeds_order(folder: Path) 
         evaluation_of(small)
 
 
-def test_a_model_that_knows_fewer_tokens_than_the_tokenizer_is_named(folder: Path) -> None:
-    small = model_in(folder, vocabulary=20)
-    environment = TokenizedEnvironment(EchoEnvironment(), Tokenizer.open(folder), small)
-    with pytest.raises(EnvironmentFailed, match="the model knows 0 to 19"):
-        task_of(environment, bytes(32))
-
-
 def test_an_environment_says_what_it_is_of() -> None:
     assert is_text(EchoEnvironment())
     assert not is_text(SortEnvironment())
@@ -239,19 +213,21 @@ def setup_of(*names: str, model: TextModel | None = None) -> EnvironmentSetup:
 
 
 def test_environment_and_model_must_speak_the_same(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="'arithmetic' is of text, the run's model has no base"
+    model, kinds = model_in(folder), EnvironmentPart(name="sort", kinds={"long": 1.0})
+    strange = replace(model, end_tokens=(300,))
+    for setup, said in (
+        (setup_of("arithmetic"), "'arithmetic' is of text, the run's model has no base"),
+        (
+            setup_of("arithmetic", "sort", model=model),
+            "'sort' is of tokens, the run's model reads text",
+        ),
+        (setup_of("arithmetic", model=strange), "no token 300, which is named as an end"),
+        (setup_of("arithmetic", model=model_in(tmp_path)), "the run's model cannot be used"),
+        (EnvironmentSetup(parts=(kinds,)), "'sort' cannot be made with kinds"),
+        (setup_of("guess"), r"set turns and heard in \[sampling\]"),
     ):
-        open_mix(setup_of("arithmetic"))
-    with pytest.raises(ConfigError, match="'sort' is of tokens, the run's model reads text"):
-        open_mix(setup_of("arithmetic", "sort", model=model_in(folder)))
-    strange = replace(model_in(folder), end_tokens=(300,))
-    with pytest.raises(ConfigError, match="no token 300, which is named as an end token"):
-        open_mix(setup_of("arithmetic", model=strange))
-    with pytest.raises(ConfigError, match="the run's model cannot be used"):
-        open_mix(setup_of("arithmetic", model=model_in(tmp_path)))
-    with pytest.raises(ConfigError, match=r"'sort' cannot be made with kinds"):
-        open_mix(EnvironmentSetup(parts=(EnvironmentPart(name="sort", kinds={"long": 1.0}),)))
+        with pytest.raises(ConfigError, match=said):
+            open_mix(setup)
 
 
 class NamedEnvironment(SortEnvironment):
@@ -343,8 +319,6 @@ def test_an_eighth_is_held_out() -> None:
 
 
 class SullenEnvironment(EchoEnvironment):
-    """Raises on everything but one word, in words of a stranger."""
-
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         if text == "never":
             raise EnvironmentFailed("a file of mine has gone")
@@ -388,8 +362,6 @@ TURNS = TurnLimits(most=4, heard=64, max_new_tokens=60, end_tokens=(END,))
 
 
 class Parrot:
-    """Repeats what it was told, until it is told to stop."""
-
     name = "parrot"
 
     def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
@@ -459,32 +431,23 @@ def test_it_is_asked_until_it_ends_the_completion(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "end", "said"),
     [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ends the assistant's turn"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", END,
+         "ends the assistant's turn"),
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>"
-         "{{ loop.index if loop.last }}{% endfor %}", "depends on what was said before"),
-        ("{{ messages[0].content }}<|im_end|>", "does not show an answer"),
+         "{{ loop.index if loop.last }}{% endfor %}", END, "depends on what was said before"),
+        ("{{ messages[0].content }}<|im_end|>", END, "does not show an answer"),
+        (TEMPLATE, END + 1, "name it there"),
     ],
 )  # fmt: skip
 def test_a_template_that_cannot_carry_turns_is_refused(
-    tmp_path: Path, template: str, said: str
+    tmp_path: Path, template: str, end: int, said: str
 ) -> None:
     folder = make_folder(tmp_path / "llama")
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(BadModel, match=said):
-        Tokenizer.open(folder).tail((END,))
-
-
-def test_an_end_token_that_the_run_does_not_name_is_refused(folder: Path) -> None:
-    with pytest.raises(BadModel, match="name it there"):
-        Tokenizer.open(folder).tail((END + 1,))
-
-
-def test_an_environment_of_turns_needs_a_run_of_turns() -> None:
-    setup = EnvironmentSetup(parts=(EnvironmentPart(name="guess"),))
-    with pytest.raises(ConfigError, match=r"set turns and heard in \[sampling\]"):
-        open_mix(setup)
+        Tokenizer.open(folder).tail((end,))
 
 
 async def test_guess_is_found_by_halving() -> None:

@@ -1,10 +1,6 @@
 """A folder's tokenizer and chat template as tokens, bounded, and what ends an answer."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +8,7 @@ from roles.contract.core.shape import Family
 from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.envs.contained import reward_of, task_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
-from roles.envs.text import TextModel, unpack_text_task_untrusted
+from roles.envs.text import Message, TextModel, unpack_text_task_untrusted
 from roles.models.bundle import check_weights, read_config
 from roles.models.ends import need_end_tokens, read_end_tokens
 from roles.models.errors import BadModel
@@ -34,26 +30,19 @@ from tests.model_folders import (
 from tests.support.templates import TEMPLATES
 
 
-@dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("models") / "llama")
 
 
-def copy(folder: Path, to: Path) -> Path:
-    for path in folder.glob("*.json"):
-        (to / path.name).write_bytes(path.read_bytes())
-    return to
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "m")
 
 
 def test_a_conversation_becomes_tokens(folder: Path) -> None:
     tokenizer = Tokenizer.open(folder)
-    messages = [Said("user", "hello world")]
+    messages = [Message("user", "hello world")]
     text = tokenizer.render(messages, "so")
     assert text == "<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\nso"
     tokens = tokenizer.chat(messages, "so")
@@ -65,50 +54,39 @@ def test_a_conversation_becomes_tokens(folder: Path) -> None:
     assert (tokenizer.token(SPECIAL[1]), tokenizer.token("nothing")) == (END, None)
 
 
-def test_merges_and_bytes_of_any_text(folder: Path) -> None:
+def test_merges_and_bytes_of_any_text_and_ids_that_are_no_tokens(folder: Path) -> None:
     tokenizer = Tokenizer.open(folder)
     assert len(tokenizer.encode("hell w")) == 2
     for text in ("", "naïve 日本 🐟", "a\x00b", " \n "):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_ids_that_are_no_tokens_say_nothing(folder: Path) -> None:
-    tokenizer = Tokenizer.open(folder)
     (letter,) = tokenizer.encode("h")
     assert tokenizer.decode([letter, -1, 319, 10**30, END]) == "h"
 
 
-def test_named_end_tokens_must_be_there(folder: Path, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.open(folder)
+def test_named_end_tokens_must_be_there(own: Path) -> None:
+    tokenizer = Tokenizer.open(own)
     tokenizer.require([0, END, 261])
     with pytest.raises(BadModel, match="no token 262, which is named as an end token"):
         tokenizer.require([END, 262])
-    copy(folder, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    edit(own / "tokenizer_config.json", eos_token="</s>")
     with pytest.raises(BadModel, match=r"'</s>', which tokenizer_config.json names"):
-        Tokenizer.open(tmp_path)
+        Tokenizer.open(own)
 
 
-def test_a_template_comes_from_its_own_file_first(folder: Path, tmp_path: Path) -> None:
-    copy(folder, tmp_path)
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    table = {"chat_template": named, "bos_token": {"content": "<s>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
-    assert Tokenizer.open(tmp_path).render([]) == "d"
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}file")
-    assert Tokenizer.open(tmp_path).render([]) == "<s>file"
-    (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<b>"}))
-    assert Tokenizer.open(tmp_path).render([]) == "<b>file"
-
-
-def test_a_base_model_without_a_template_says_so(folder: Path, tmp_path: Path) -> None:
-    copy(folder, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    tokenizer = Tokenizer.open(tmp_path)
-    assert tokenizer.encode("hell")
+def test_a_template_comes_from_its_own_file_first(own: Path) -> None:
+    config = own / "tokenizer_config.json"
+    config.write_text("{}")
+    assert Tokenizer.open(own).encode("hell")
     with pytest.raises(BadModel, match="no chat template"):
-        tokenizer.chat([Said("user", "x")])
+        Tokenizer.open(own).chat([Message("user", "x")])
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    edit(config, chat_template=named, bos_token={"content": "<s>"})
+    assert Tokenizer.open(own).render([]) == "d"
+    (own / "chat_template.jinja").write_text("{{ bos_token }}file")
+    assert Tokenizer.open(own).render([]) == "<s>file"
+    config.unlink()
+    edit(own / "special_tokens_map.json", bos_token="<b>")
+    assert Tokenizer.open(own).render([]) == "<b>file"
 
 
 @pytest.mark.parametrize(
@@ -128,38 +106,31 @@ def test_a_base_model_without_a_template_says_so(folder: Path, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_read_names_the_file(
-    folder: Path, tmp_path: Path, name: str, content: str, said: str
+    own: Path, name: str, content: str, said: str
 ) -> None:
-    copy(folder, tmp_path)
-    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    (own / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(BadModel, match=said):
-        Tokenizer.open(tmp_path)
+        Tokenizer.open(own)
 
 
-def test_a_panic_in_rust_is_an_error_like_others(folder: Path, tmp_path: Path) -> None:
-    copy(folder, tmp_path)
-    table = json.loads(tokenizer_json())
-    table["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
-    with pytest.raises(BadModel, match="cannot encode a text"):
-        Tokenizer.open(tmp_path).encode("hello <|im_end|> aaaaab 日本")
-
-
-def test_a_missing_tokenizer_and_a_text_without_end(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match=r"tokenizer.json cannot be read"):
-        Tokenizer.open(tmp_path)
+def test_what_cannot_be_encoded_is_an_error_like_others(own: Path) -> None:
     with pytest.raises(BadModel, match="too long"):
-        Tokenizer.open(folder).encode("a" * (2 * MAX_RENDERED + 1))
+        Tokenizer.open(own).encode("a" * (2 * MAX_RENDERED + 1))
+    panics = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # in Rust
+    edit(own / "tokenizer.json", normalizer=panics)
+    with pytest.raises(BadModel, match="cannot encode a text"):
+        Tokenizer.open(own).encode("hello <|im_end|> aaaaab 日本")
+    (own / "tokenizer.json").unlink()
+    with pytest.raises(BadModel, match=r"tokenizer.json cannot be read"):
+        Tokenizer.open(own)
 
 
-def test_truncation_and_padding_of_the_file_are_not_followed(tmp_path: Path) -> None:
-    table = json.loads(tokenizer_json())
-    table["truncation"] = {
+def test_truncation_in_the_file_is_not_followed(own: Path) -> None:
+    truncation = {
         "max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right",
     }  # fmt: skip
-    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    assert len(Tokenizer.open(tmp_path).encode("abcdef")) == 6
+    edit(own / "tokenizer.json", truncation=truncation)
+    assert len(Tokenizer.open(own).encode("abcdef")) == 6
 
 
 # Chat templates
@@ -232,15 +203,12 @@ def test_to_json_is_transformers_and_not_jinjas() -> None:
         render("{{ [1]|tojson(indent=1000000000) }}")
 
 
-def test_a_template_has_one_date_and_no_dice() -> None:
+def test_a_template_has_one_date_and_no_dice_and_may_refuse_a_conversation() -> None:
     dated = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}"
     assert render(dated) == "26 Jul 2024"
     for source in ("{{ strftime_now('%9d' * 99) }}", "{{ [1, 2]|random }}", "{{ lipsum() }}"):
         with pytest.raises(BadModel):
             render(source)
-
-
-def test_a_template_may_refuse_a_conversation() -> None:
     with pytest.raises(BadModel, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
@@ -280,18 +248,10 @@ LONG = "{% set x = 'a' * 1000000 %}"
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ 'a' * 10**9 }}",
-        "{{ 10**9 * 'a' }}",
-        "{{ [messages] * 10**9 }}",
-        "{{ '%1000000000d' % 1 }}",
-        grown("'a'", "~"),
-        grown("'a'", "+"),
-        grown("9", "*"),
-        "{{ 2 ** 100 }}",
-        LONG + "{{ x }}{{ x }}",
-        LONG + "{{ [x, x]|join }}",
-        LONG + "{{ ''.join([x, x]) }}",
-        LONG + "{{ x|replace('a', 'bb') }}",
+        "{{ 'a' * 10**9 }}", "{{ 10**9 * 'a' }}", "{{ [messages] * 10**9 }}",
+        "{{ '%1000000000d' % 1 }}", grown("'a'", "~"), grown("'a'", "+"), grown("9", "*"),
+        "{{ 2 ** 100 }}", LONG + "{{ x }}{{ x }}", LONG + "{{ [x, x]|join }}",
+        LONG + "{{ ''.join([x, x]) }}", LONG + "{{ x|replace('a', 'bb') }}",
         LONG + "{{ x.replace('', 'b') }}",
     ],
 )  # fmt: skip
@@ -354,11 +314,7 @@ def test_a_right_answer_earns_all_whatever_the_tokenizer(any_folder: Path) -> No
     """With Llama 2's each answer ended before its first digit."""
     ends = need_end_tokens(any_folder, read_config(any_folder)).of_line
     model = TextModel(
-        folder=str(any_folder),
-        end_tokens=ends,
-        vocabulary=400,
-        context=4096,
-        max_new_tokens=16,
+        folder=str(any_folder), end_tokens=ends, vocabulary=400, context=4096, max_new_tokens=16
     )
     parts = (EnvironmentPart(name=ArithmeticEnvironment.name),)
     environment = open_mix(EnvironmentSetup(parts=parts, model=model))
@@ -440,23 +396,17 @@ def test_where_files_do_not_agree_each_is_named(tmp_path: Path) -> None:
         read_end_tokens(folder, read_config(folder))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"vocab_size": 256}, "tokens up to 261, and by config.json the model has 256"),
-        ({"vocab_size": 100}, "token 261, which the model cannot draw"),
-    ],
-)
-def test_tokens_beyond_the_table_are_said(
-    changes: Mapping[str, int], said: str, tmp_path: Path
-) -> None:
+def test_tokens_beyond_the_table_are_said(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
-    edit(folder / "config.json", **changes)
-    if "cannot draw" in said:
+    for size, said in (
+        (256, "tokens up to 261, and by config.json the model has 256"),
+        (100, "token 261, which the model cannot draw"),
+    ):
+        edit(folder / "config.json", vocab_size=size)
+        ends = read_end_tokens(folder, read_config(folder))
+        assert any(said in note for note in ends.notes)
+        assert max(ends.of_line) < size
         edit(folder / "tokenizer_config.json", eos_token=f"{BLANK}w")
-    ends = read_end_tokens(folder, read_config(folder))
-    assert any(said in note for note in ends.notes)
-    assert max(ends.of_line) < changes["vocab_size"]
 
 
 def test_what_a_template_puts_behind_an_answer_is_found_whatever_it_is(tmp_path: Path) -> None:
@@ -472,7 +422,7 @@ def test_what_a_template_puts_behind_an_answer_is_found_whatever_it_is(tmp_path:
 # The real model, where it is
 
 
-QUESTION = SimpleNamespace(role="user", content="What is 27 + 82?")
+QUESTION = Message("user", "What is 27 + 82?")
 PROMPT = (
     1, 4093, 198, 1780, 314, 216, 34, 39, 1232, 216, 40, 34, 47, 2, 198,
     1, 520, 9531, 198, 34, 39, 1232, 216, 40, 34, 446,
@@ -493,7 +443,7 @@ def test_a_question_is_these_tokens(smollm2: Path) -> None:
         "<|im_start|>user\nWhat is 27 + 82?<|im_end|>\n<|im_start|>assistant\n27 + 82 ="
     )
     assert tokenizer.chat([QUESTION], "27 + 82 =") == PROMPT
-    system = SimpleNamespace(role="system", content="Be brief.")
+    system = Message("system", "Be brief.")
     told = tokenizer.chat([system, QUESTION], "27 + 82 =")
     assert told[-26:] == PROMPT
     assert tokenizer.decode(told[:-26]) == "system\nBe brief.\n"

