@@ -403,17 +403,16 @@ class HandOut:
         number = self._first_chunk()
         if number is None:
             return None
-        had = self._chunk(number).gift
+        chunk = self._chunk(number)
+        had = chunk.gift
         peer = self._choose_root(had, has_room, now)
         if peer is None:
             return None
         root = self._roots[peer]
         assert root.stripe is not None
         self._advance(number, GiftEvent.GIVE)
-        chunk = self._chunk(number)
-        gift = Gift(number, peer, self.forest.roster, now)
-        chunk.gift = gift
-        root.gifts.append(gift)
+        chunk.gift = Gift(number, peer, self.forest.roster, now)
+        root.gifts.append(chunk.gift)
         if had is not None or self.is_resumed:
             chunk.repeated = now
         self._next = max(self._next, number + 1)
