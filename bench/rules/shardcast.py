@@ -53,7 +53,7 @@ TESTS: Final = (
 BOUNDED: Final = "size of a `BoundedDict`"
 FORMATS: Final = {
     **dict.fromkeys(
-        ("forest", "codec", "messages", "patch", "index", "manifest", "chunkset"),
+        ("codec", "messages", "patch", "index", "manifest", "chunkset"),
         "fields of the format",
     ),
     "http.core.answers": "fields of the format",
