@@ -152,9 +152,7 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             lost.notify_all()
 
     send_it_heartbeats()
-    first = wait = (
-        1.0  # twice as long each time, until a connection outlasts the wait before it
-    )
+    wait = 1.0  # twice as long each time, until a connection outlasts the wait before it
     with node.host.watching(on_peer):
         while True:
             await _dial(node, pusher, addrs, wait)
@@ -164,7 +162,7 @@ async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr])
             lasted = node.world.now() - began
             # A thousand pullers dial a missing pusher 60 times a second, and one that returns
             # has them all back within 16 s.
-            wait = first if lasted > wait else min(2 * wait, 16.0)
+            wait = 1.0 if lasted > wait else min(2 * wait, 16.0)
 
 
 async def _dial(

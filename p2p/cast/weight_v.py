@@ -34,7 +34,6 @@ from p2p.wire import MIB
 
 WEIGHT_V: Final = "weight_v"
 INDEX: Final = "model.safetensors.index.json"
-SUFFIX: Final = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def tensors(folder: Path) -> dict[str, Stored]:
@@ -177,9 +176,9 @@ def _files(folder: Path) -> list[Path]:
 def _can_be_delta(new: Path, old: Path) -> bool:
     """Return True if nothing but the values of tensors differs."""
     files = _files(new)
-    if files != _files(old) or not any(path.suffix == SUFFIX for path in files):
+    if files != _files(old) or not any(path.suffix == ".safetensors" for path in files):
         return False
-    others = [path for path in files if path.suffix != SUFFIX]
+    others = [path for path in files if path.suffix != ".safetensors"]
     if any((new / path).read_bytes() != (old / path).read_bytes() for path in others):
         return False
     try:

@@ -60,8 +60,6 @@ the largest span."""
 
 _MORE: Final = 255
 """Byte that stands for itself plus the byte that follows."""
-_NIBBLE: Final = 15
-"""Nibble that sends the reader to the plane of rests."""
 
 _CHANGES: Final = struct.Struct(">BIB")
 Bytes = bytes | bytearray | memoryview
@@ -251,11 +249,12 @@ def _put_planes(values: _Values) -> Iterator[bytes]:
 
 
 def _put_steps(steps: _Values) -> Iterator[bytes]:
-    nibbles = np.minimum(steps, _NIBBLE).astype(np.uint8)
+    # A nibble of 15 sends the reader to the plane of rests.
+    nibbles = np.minimum(steps, 15).astype(np.uint8)
     if len(nibbles) % 2:
         nibbles = np.append(nibbles, np.uint8(0))
-    larger = steps[steps >= _NIBBLE]
-    rests = np.minimum(larger - larger.dtype.type(_NIBBLE), _MORE).astype(np.uint8)
+    larger = steps[steps >= 15]
+    rests = np.minimum(larger - larger.dtype.type(15), _MORE).astype(np.uint8)
     pairs: _U8 = (nibbles[::2] << 4 | nibbles[1::2]).astype(np.uint8)
     yield from _put_plane(pairs)
     yield from _put_plane(rests)
@@ -324,9 +323,9 @@ class _Reader:
     def steps(self, count: int, dtype: np.dtype[Any]) -> _Values:
         """Read the steps of ``count`` values."""
         pairs = self.plane(-(-count // 2))
-        nibbles = np.stack([pairs >> 4, pairs & _NIBBLE], axis=1).reshape(-1)[:count]
+        nibbles = np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)[:count]
         steps: _Values = nibbles.astype(dtype)
-        larger = np.flatnonzero(nibbles == _NIBBLE)
+        larger = np.flatnonzero(nibbles == 15)
         rests = self.plane(len(larger)).astype(dtype)
         steps[larger] += rests
         wide = larger[rests == _MORE]

@@ -41,10 +41,9 @@ MESH: Final = 16
 carry at least a chunk per version to be worth its set-up. In simulation (100 Mbit/s, 256
 chunks) two hops take 1.07 times the bound with 8 peers and 1.28 with 32, where trees take
 1.05."""
-MAX_CLASS: Final = 31
-"""The highest capacity class: 16 TiB/s, more than any line."""
 CLASS_UNIT: Final = 16 * KI
-"""Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
+"""Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing, and
+class 31 has 16 TiB/s, more than any line."""
 FOREST_RULE: Final = 3
 """Version number of the rule by which `build_forest` makes stripes. Every roster carries it,
 since nodes that build different forests starve each other. Each change of the rule increments
@@ -53,9 +52,9 @@ PLAIN_RULE: Final = 2
 """The rule before `CLOSED`. It makes the same forest when no peer needs rule 3, and older nodes
 know it."""
 CLOSED: Final = 32
-"""Bit in a roster row that marks a peer nobody can dial. Any other peer with which it can punch
-a hole can feed it. In class 0 it can punch with none, so only peers that can be dialled feed
-it."""
+"""Bit in a roster row, above its class, that marks a peer nobody can dial. Any other peer with
+which it can punch a hole can feed it. In class 0 it can punch with none, so only peers that can
+be dialled feed it."""
 
 
 class OtherForestRule(BadMessage):
@@ -71,7 +70,7 @@ class OtherForestRule(BadMessage):
 
 def capacity_class(upload: float) -> int:
     """Return the capacity class of a peer that can upload ``upload`` bytes per second."""
-    return min(MAX_CLASS, int(max(0.0, upload) // CLASS_UNIT).bit_length())
+    return min(CLOSED - 1, int(max(0.0, upload) // CLASS_UNIT).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +224,7 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     if first == FOREST_RULE:
         closed = frozenset(place for place, rank in enumerate(classes) if rank & CLOSED)
         classes = tuple(rank & ~CLOSED for rank in classes)
-    if any(rank > MAX_CLASS for rank in classes):
+    if any(rank >= CLOSED for rank in classes):
         raise BadMessage("a capacity class is out of bounds")
     if any(a >= b for a, b in pairwise(peers)) or origin in peers:
         raise BadMessage("a roster must be sorted, without repetition and without its origin")

@@ -119,21 +119,9 @@ class Writable:
 
 
 Event = (
-    Publish
-    | Regrouped
-    | Resumed
-    | Heard
-    | ChunkCame
-    | ChunkSent
-    | PeerUp
-    | PeerDown
-    | Stored
-    | Patched
-    | Unusable
-    | Unwritable
-    | Writable
-    | Tick
-)
+    Publish | Regrouped | Resumed | Heard | ChunkCame | ChunkSent | PeerUp | PeerDown | Stored
+    | Patched | Unusable | Unwritable | Writable | Tick
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +233,6 @@ class PassOn:
 
 
 Effect = (
-    PassOn
-    | Connect
-    | Send
-    | Push
-    | Gossip
-    | Regroup
-    | RefuseRoster
-    | Begin
-    | Keep
-    | Finish
-    | Patch
-    | Abandon
-    | Penalise
-    | Halt
-)
+    PassOn | Connect | Send | Push | Gossip | Regroup | RefuseRoster | Begin | Keep | Finish
+    | Patch | Abandon | Penalise | Halt
+)  # fmt: skip

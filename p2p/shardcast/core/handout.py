@@ -137,27 +137,23 @@ class Line:
     __slots__ = ("_round_trip",)
 
     def __init__(self) -> None:
-        self._round_trip: float | None = None
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds of a round trip; 0.1 s before the first measurement."""
-        # Seconds that a round trip is taken for before it is measured: within a continent, or
-        # across one ocean. It decides how many chunks the first roots get ahead.
-        return 0.1 if self._round_trip is None else self._round_trip
+        self._round_trip = math.inf
+        """Seconds; infinite before the first measurement."""
 
     def note_round_trip(self, sample: float) -> None:
         """Note a round trip of ``sample`` seconds, which may include waiting."""
-        before = self._round_trip
-        if before is None or sample < before:
+        if sample < self._round_trip:
             self._round_trip = sample
         else:
-            self._round_trip = before + (sample - before) / 8
+            self._round_trip += (sample - self._round_trip) / 8
 
     def credit(self, rate: float) -> int:
         """Return how many unconfirmed chunks a root on this line may have if its children take
         ``rate`` chunks a second."""
-        return min(MAX_CREDIT, CREDIT + int(rate * self.round_trip))
+        # Before it is measured a round trip is taken for one within a continent, or across one
+        # ocean. It decides how many chunks the first roots get ahead.
+        round_trip = self._round_trip if self._round_trip < math.inf else 0.1
+        return min(MAX_CREDIT, CREDIT + int(rate * round_trip))
 
 
 class Root:
@@ -403,17 +399,16 @@ class HandOut:
         number = self._first_chunk()
         if number is None:
             return None
-        had = self._chunk(number).gift
+        chunk = self._chunk(number)
+        had = chunk.gift
         peer = self._choose_root(had, has_room, now)
         if peer is None:
             return None
         root = self._roots[peer]
         assert root.stripe is not None
         self._advance(number, GiftEvent.GIVE)
-        chunk = self._chunk(number)
-        gift = Gift(number, peer, self.forest.roster, now)
-        chunk.gift = gift
-        root.gifts.append(gift)
+        chunk.gift = Gift(number, peer, self.forest.roster, now)
+        root.gifts.append(chunk.gift)
         if had is not None or self.is_resumed:
             chunk.repeated = now
         self._next = max(self._next, number + 1)

@@ -38,10 +38,8 @@ class Statements:
         self._may_publish = may_publish
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
-        self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(
-            # Publishers whose rosters are kept; a run names a handful.
-            8
-        )
+        # Both tables have eight publishers: a run names a handful.
+        self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(8)
         """Manifests of each publisher: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(8)
@@ -106,13 +104,9 @@ class Statements:
         Raises:
             BadMessage: The message proves no equivocation.
         """
-        first, second = (
-            self.manifest_untrusted(message.first),
-            self.manifest_untrusted(message.second),
-        )
-        if first is None or second is None:
-            return None
-        return Equivocation(first, second)
+        first = self.manifest_untrusted(message.first)
+        second = self.manifest_untrusted(message.second)
+        return None if first is None or second is None else Equivocation(first, second)
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
         """Decode and remember a roster. Return None if it is not trusted or not new.
