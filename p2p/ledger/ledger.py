@@ -281,9 +281,6 @@ class Ledger:
             self._world.trace("ledger.cut", segment=self._segment, whole=self._written)
         self._is_settled = True
 
-    def __repr__(self) -> str:
-        return f"Ledger({self._folder}, {len(self._places)} entries)"
-
 
 class KeptLedgers:
     """Copies, in the folder `FOLDER` of a node, of followed authors' logs and of proofs of

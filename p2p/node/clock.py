@@ -77,17 +77,15 @@ class PeerClocks:
             if self._membership.size:
                 continue
             for peer in dict.fromkeys((*self._host.connected, *peers)):
-                await self._ask(peer)
+                try:
+                    with trio.fail_after(10.0):
+                        ahead = await clock_ahead(self._world, self._host, peer)
+                        self._ahead.renew(peer, ahead)
+                except PEER_TROUBLE as error:
+                    logger.info("clock.not_told peer=%s reason=%s", peer, error)
             if self.trouble and self.trouble != self._told:
                 self._told = self.trouble
                 logger.warning("clock.off %s", self.trouble)
-
-    async def _ask(self, peer: PeerId) -> None:
-        try:
-            with trio.fail_after(10.0):
-                self._ahead.renew(peer, await clock_ahead(self._world, self._host, peer))
-        except PEER_TROUBLE as error:
-            logger.info("clock.not_told peer=%s reason=%s", peer, error)
 
 
 def serve_clock(world: World, host: Host, meter: StrangerMeter) -> None:

@@ -47,6 +47,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -363,7 +364,11 @@ class RunBook:
             ConfigError: A document is void, the two are of different runs, or the folder
                 belongs to another run.
         """
-        self._held = await self._read_held()
+        if await self._world.disk.size(HELD) is not None:
+            with suppress(ValueError):  # damaged: written again
+                # Twice the bytes of a run's id.
+                held = await self._world.disk.read(HELD, 0, 64)
+                self._held = bytes.fromhex(held.decode())
         self._pin = await self._read_pin(has_other=document is not None)
         if self._pin is not None and not self._has_expired(self._pin):
             self._run = self._pin
@@ -375,15 +380,6 @@ class RunBook:
                 await self.offer(document)
             except BadMessage as error:
                 raise ConfigError(f"the run file cannot be used: {error}") from error
-
-    async def _read_held(self) -> bytes | None:
-        if await self._world.disk.size(HELD) is None:
-            return None
-        try:
-            # Bytes of a run's id.
-            return bytes.fromhex((await self._world.disk.read(HELD, 0, 64)).decode())
-        except ValueError:  # damaged: written again
-            return None
 
     async def _hold(self, run: SignedRun) -> None:
         """Note on disk which run the folder belongs to."""
@@ -596,23 +592,14 @@ class RunBook:
         if document:
             return await self._take(host, peer, document)
         if self._pin is not None and self.rival is None:
-            await self._ask_rival(host, peer, self._pin)
+            own = pack([self._pin.id, self._pin.epoch, self._pin.digest])
+            with suppress(ProtocolNotSupported):  # a node of an older version: it cannot know
+                document = await request(
+                    host, peer, RIVAL_PROTOCOL, own, max_reply=MAX_DOCUMENT
+                )
+            if document:
+                await self._take(host, peer, document)
         return False
-
-    async def _ask_rival(self, host: Host, peer: PeerId, own: SignedRun) -> None:
-        """Ask one peer for another document of the epoch of ``own`` by the same owner."""
-        try:
-            document = await request(
-                host,
-                peer,
-                RIVAL_PROTOCOL,
-                pack([own.id, own.epoch, own.digest]),
-                max_reply=MAX_DOCUMENT,
-            )
-        except ProtocolNotSupported:  # a node of an older version: it cannot know
-            return
-        if document:
-            await self._take(host, peer, document)
 
     async def _take(self, host: Host, peer: PeerId, document: bytes) -> bool:
         """Judge a document from a peer, which is penalised for a void one."""

@@ -75,10 +75,6 @@ UNCOUNTED: Final = _calls(
 calls on shared resources: asynchronous reads (65,536 places), write-back and cores. Setting
 limits is among them, since a lower limit on core dumps has another meaning
 (`p2p.sandbox.launch`)."""
-JUDGED: Final = _calls(
-    "clone3 435 435, clone 56 220, ioctl 16 29, socketpair 53 199, prlimit64 302 261"
-)
-"""Calls that are judged by their arguments."""
 
 
 def numbers_of(calls: _Numbers, machine: str) -> list[int]:
@@ -147,28 +143,28 @@ def filter_program(
     denied |= {} if uncounted else UNCOUNTED
     for number in numbers_of(denied, machine):
         program += [Instruction(EQUAL, 0, 1, number), deny()]
-    for name, block in _judgements(network=network, forks=forks, uncounted=uncounted).items():
-        (number,) = numbers_of({name: JUDGED[name]}, machine)
+    for call, block in _judgements(network=network, forks=forks, uncounted=uncounted).items():
+        (number,) = numbers_of(_calls(call), machine)
         program += [Instruction(EQUAL, 0, len(block), number), *block]
     return [*program, _return(ALLOW)]
 
 
 def _judgements(*, network: bool, forks: bool, uncounted: bool) -> dict[str, list[Instruction]]:
-    """Return the instructions that judge each call of `JUDGED`; every block ends in a
-    verdict."""
+    """Return the instructions that judge calls by their arguments, for each row as in
+    `ALWAYS`; every block ends in a verdict."""
     is_thread = [] if forks else [Instruction(ANY_BIT, 1, 0, 0x00010000), deny()]
     blocks = {
         # Its flags are in memory, where no filter can read them. If it seems to be missing
         # (ENOSYS), the C library uses ``clone``.
-        "clone3": [deny(38)],
+        "clone3 435 435": [deny(38)],
         # Threads (CLONE_THREAD), processes if allowed, and never a namespace: NEWNS,
         # NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
-        "clone": [
+        "clone 56 220": [
             *(_load(FIRST), *is_thread, Instruction(ANY_BIT, 0, 1, 0x7E020000), deny()),
             _return(ALLOW),
         ],
         # TIOCSTI and TIOCLINUX type into a terminal that another program reads.
-        "ioctl": [
+        "ioctl 16 29": [
             *(_load(SECOND), Instruction(EQUAL, 0, 1, 0x5412), deny()),
             *(Instruction(EQUAL, 0, 1, 0x541C), deny(), _return(ALLOW)),
         ],
@@ -176,13 +172,13 @@ def _judgements(*, network: bool, forks: bool, uncounted: bool) -> dict[str, lis
     if not network:
         # Joined pairs of AF_UNIX (1) only: for other families the kernel would load the
         # module. Sockets of types with bit 2, SOCK_DGRAM and SOCK_RAW, send to any address.
-        blocks["socketpair"] = [
+        blocks["socketpair 53 199"] = [
             *(_load(FIRST), Instruction(EQUAL, 1, 0, 1), deny()),
             *(_load(SECOND), Instruction(ANY_BIT, 0, 1, 2), deny(), _return(ALLOW)),
         ]
     if not uncounted:
         # The call reads limits, and sets them unless both halves of the pointer are null.
-        blocks["prlimit64"] = [
+        blocks["prlimit64 302 261"] = [
             *(_load(THIRD), Instruction(EQUAL, 1, 0, 0), deny()),
             *(_load(THIRD + 4), Instruction(EQUAL, 1, 0, 0), deny(), _return(ALLOW)),
         ]

@@ -238,9 +238,6 @@ class ConnectionGater:
         """Maps peers to the address at which they last answered."""
         self._protected: dict[str, frozenset[PeerId]] = {}
 
-    def __repr__(self) -> str:
-        return f"ConnectionGater({self._own!r}, {len(self._unreachable)} unreachable)"
-
     # Where peers are.
 
     def add_addrs(
