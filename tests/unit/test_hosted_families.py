@@ -23,7 +23,7 @@ from roles.models.bundle import check_weights, read_config
 from roles.models.config import HOSTED
 from roles.rl.recipes import NETWORK
 from tests.hosted_folders import make_theirs, save_theirs
-from tests.support.tasks import make_tasks
+from tests.support.tasks import make_tasks, taught
 from tests.sweeps import swept
 
 pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
@@ -168,7 +168,7 @@ def config_of(folder: Path, hosted: str = "", **changes: Any) -> EngineConfig:
 
 
 def test_both_bodies_learn_the_same(llama: Path, tmp_path: Path) -> None:
-    taught, losses = [], []
+    learnt, losses = [], []
     for name, hosted in (("own", ""), ("hosted", "LlamaForCausalLM")):
         engine = TorchEngine(config_of(llama, hosted))
         assert engine.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 0
@@ -182,13 +182,13 @@ def test_both_bodies_learn_the_same(llama: Path, tmp_path: Path) -> None:
         policy = tmp_path / name
         engine.save(str(tmp_path / f"{name}.checkpoint"), str(policy))
         assert (policy / "config.json").read_bytes() == (llama / "config.json").read_bytes()
-        taught.append(dict(open_model(policy, hosted=hosted).named_parameters()))
+        learnt.append(dict(open_model(policy, hosted=hosted).named_parameters()))
         again = TorchEngine(config_of(llama, hosted))
         assert again.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert taught[0].keys() == taught[1].keys()
-    for key, weight in taught[0].items():  # a step in Adam's first update is about the rate
-        assert float((weight - taught[1][key]).abs().mean()) < 5e-5
+    assert learnt[0].keys() == learnt[1].keys()
+    for key, weight in learnt[0].items():  # a step in Adam's first update is about the rate
+        assert float((weight - learnt[1][key]).abs().mean()) < 5e-5
 
 
 def test_what_cannot_be_computed_is_said_in_a_sentence(llama: Path, tmp_path: Path) -> None:
