@@ -154,9 +154,6 @@ def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() ->
         assert getattr(limits, name) <= value <= 1.01 * getattr(limits, name)
 
 
-# Weights of cheats
-
-
 def test_other_weights_differ_as_much_as_they_should(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((40, 30)).astype(np.float32)
@@ -187,9 +184,6 @@ def test_floats_of_eight_bits_are_those_of_torch() -> None:
     scaled = torch.from_numpy(values / scale).to(torch.float8_e4m3fn).float().numpy()
     assert to_fp8(values) == pytest.approx(scaled * scale, rel=1e-6, abs=0)
     assert not to_fp8(np.zeros((2, 3), dtype=np.float32)).any()
-
-
-# The command
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +264,6 @@ def test_what_cannot_be_calibrated_is_one_sentence(
     assert error.count("\n") == 1
 
 
-# What an owner would sign by mistake, and no node could open
-
-
 @pytest.mark.parametrize(
     ("environment", "kinds", "reason"),
     [
@@ -324,9 +315,6 @@ def test_no_preset_and_no_other_environment_passes_for_calibrated(
     raises = pytest.raises(ConfigError, match=reason) if reason else nullcontext()
     with raises:
         check_calibrated(read_draft(table, "draft.toml", now=0.0))
-
-
-# Folders and files
 
 
 def draft(*files: Path) -> str:

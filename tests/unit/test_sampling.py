@@ -51,9 +51,6 @@ def test_words_are_prefix_stable(start: int, count: int) -> None:
     assert ((uniforms(whole) >= 0) & (uniforms(whole) < 1)).all()
 
 
-# Noise
-
-
 def plain_bits(word: int, token: int) -> int:
     """As docs/protocols/sampling.md writes it, in integers of Python."""
     x = (token ^ word) & 0xFFFFFFFF
