@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+
+import pytest
+
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
+)
 
 
 def install(folder: Path, name: str, *points: str, group: str = "shoal.envs") -> None:

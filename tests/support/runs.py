@@ -52,4 +52,10 @@ SAMPLING = {"steps": 7, "group_size": 16, "max_new_tokens": 12}
 MODEL = {"shape": write_table(SORTER)}
 SORTING_TABLES = {"environments": ["sort"], "sampling": SAMPLING, "model": MODEL}
 """What a draft says of a network that sorts."""
+DRAFT: dict[str, Any] = {
+    "name": "r",
+    "trainers": [str(TRAINER.peer_id)],
+    "validators": [str(VALIDATOR.peer_id)],
+    **SORTING_TABLES,
+}
 SORTING_TEXT = 'environments = ["sort"]\n' + write_toml({"sampling": SAMPLING, "model": MODEL})

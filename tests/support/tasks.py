@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from random import Random
 
-from roles.engines.base import GroupTask
+from roles.engines.base import Group, GroupTask, TrainingGroup
 from roles.envs.sort import SortEnvironment
 
 SORT = SortEnvironment()
@@ -34,4 +34,14 @@ def make_tasks(
     return [
         GroupTask(group, prompt(group), tuple(seed(group, slot) for slot in range(completions)))
         for group in range(groups)
+    ]
+
+
+def taught(
+    tasks: Sequence[GroupTask], groups: Sequence[Group], rewards: tuple[float, ...]
+) -> list[TrainingGroup]:
+    """Return what a learner is given of ``groups``, each with the same rewards."""
+    return [
+        TrainingGroup(task.prompt, group.completions, rewards)
+        for task, group in zip(tasks, groups, strict=True)
     ]

@@ -49,8 +49,6 @@ IDLE: Final = "this machine's GPU lies idle"
 
 
 class Counter:
-    """The engine."""
-
     def __init__(self, *, hangs: bool, idle: str = "") -> None:
         self._hangs = hangs
         self._idle = idle

@@ -33,17 +33,10 @@ CASES: list[tuple[str, Algorithm, dict[str, Any]]] = [
     ("dapo", Dapo(advantage_epsilon=EPSILON), {"loss_type": "dapo", "epsilon_high": 0.28}),
     ("dr_grpo", DrGrpo(), {"loss_type": "dr_grpo"}),
     ("cispo", Cispo(advantage_epsilon=EPSILON), {"loss_type": "cispo", "epsilon_high": 5.0}),
-    (
-        "gspo",
-        Gspo(advantage_epsilon=EPSILON, clip_low=0.03, clip_high=0.04),
-        {
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.03,
-            "epsilon_high": 0.04,
-        },
-    ),
-]
+    ("gspo", Gspo(advantage_epsilon=EPSILON, clip_low=0.03, clip_high=0.04),
+     {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03,
+      "epsilon_high": 0.04}),
+]  # fmt: skip
 
 
 def trl_loss(

@@ -17,7 +17,7 @@ import trio
 from roles.envs.answers import final_answer, last_box, reads_back, spoken, value_of
 from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.envs.check import fragments
-from roles.envs.formulas import may_read, read_arithmetic
+from roles.envs.formulas import read_arithmetic
 from roles.envs.questions import ExactEnvironment, MathEnvironment
 from roles.envs.text import Message, TextEnvironment, TextTask
 from tests.counting import calls_at_most
@@ -85,51 +85,30 @@ def test_every_gold_earns_itself_and_no_fragment_of_it_anything() -> None:
 
 
 FRAGMENTS = {
-    r"2\pi": ("2", r"\pi"),
-    "4t": ("4", "t"),
-    "3x-y+13=0": ("x=0", "13", "0", "3x", "1=2", "3x-y=0"),
-    "x=5": ("5",),
-    "y = 2x+1": ("2x+1", "1"),
-    "(1,2)": ("1", "2", "1,2", "[1,2]"),
-    r"\{1,2\}": ("1", "2", r"\{1\}"),
-    r"\{1\}": ("1",),
-    "40, 200": ("40", "200", "40200"),
-    r"12\text{ cm}": ("12", "cm", r"12\text{ m}", r"12\text{ cm}^2"),
-    r"90^\circ": ("90",),
-    r"50\%": ("50",),
-    r"\$18": ("18",),
-    "0.0000001": ("0", "0.0", "0.000000"),
-    "3.14159265": ("3.1415926", "3"),
-    r"1\frac{1}{2}": ("1", r"\frac{1}{2}", "2"),
-    r"1,2,\ldots,9": ("1,2,9", "1,9"),
-    r"\sqrt{2}\approx 1.41": (r"\sqrt{2}", "1.41"),
-    "f'(x)": ("f(x)", "f"),
-    "12": ("1 2", r"12\pi", "12x"),
-    "25": ("12 13",),
-    "2": ("1=2",),
-    r"\text{no real solution}": ("real", "solution"),
-    r"10,000\pi": ("10,0", "10"),
-}
+    r"2\pi": ("2", r"\pi"), "4t": ("4", "t"),
+    "3x-y+13=0": ("x=0", "13", "0", "3x", "1=2", "3x-y=0"), "x=5": ("5",),
+    "y = 2x+1": ("2x+1", "1"), "(1,2)": ("1", "2", "1,2", "[1,2]"),
+    r"\{1,2\}": ("1", "2", r"\{1\}"), r"\{1\}": ("1",), "40, 200": ("40", "200", "40200"),
+    r"12\text{ cm}": ("12", "cm", r"12\text{ m}", r"12\text{ cm}^2"), r"90^\circ": ("90",),
+    r"50\%": ("50",), r"\$18": ("18",), "0.0000001": ("0", "0.0", "0.000000"),
+    "3.14159265": ("3.1415926", "3"), r"1\frac{1}{2}": ("1", r"\frac{1}{2}", "2"),
+    r"1,2,\ldots,9": ("1,2,9", "1,9"), r"\sqrt{2}\approx 1.41": (r"\sqrt{2}", "1.41"),
+    "f'(x)": ("f(x)", "f"), "12": ("1 2", r"12\pi", "12x"), "25": ("12 13",), "2": ("1=2",),
+    r"\text{no real solution}": ("real", "solution"), r"10,000\pi": ("10,0", "10"),
+}  # fmt: skip
 EQUAL = {
     "0.5": (r"\frac12", "1/2", "0.50", ".5", r"\dfrac{1}{2}", r"50\%", "½"),
-    "13.0": ("13", r"\frac{26}{2}"),
-    r"1\frac{1}{2}": ("1.5", r"\frac32", "1 \\frac12"),
+    "13.0": ("13", r"\frac{26}{2}"), r"1\frac{1}{2}": ("1.5", r"\frac32", "1 \\frac12"),
     r"50\%": ("0.5", "50%", r"50\text{ percent}", r"\frac12"),
     "50": (r"50\%", "x=50", r"50^\circ", r"50\text{ cm}", "50 cm"),
     r"12\text{ cm}": ("12 cm", r"12\,\mathrm{cm}", r"\frac{24}{2}\text{ cm}"),
     r"90^\circ": (r"90^{\circ}", r"90\text{ degrees}", "90°"),
-    r"\$18": (r"\$18.00", "18 dollars"),
-    "1,234": ("1234", "1{,}234", r"1\,234", "1 234"),
-    "3x-y+13=0": ("y=3x+13", "6x-2y+26=0"),
-    "x=3": ("x = 3", "3=x", "x=3.0"),
-    "1,2": ("2,1", r"\{1,2\}", r"1 \text{ and } 2"),
-    r"\{1,2,3\}": (r"\{3,2,1\}", "1,2,3"),
-    r"\text{(A)}": ("A", "(A)", r"\textbf{(A)}"),
-    "They are the same.": ("they are the same",),
-    r"10,000\pi": (r"10000\pi",),
-    r"\frac{1}{3}": ("0.333333",),
-    r"\emptyset": (r"\varnothing",),
-    "x^2+1": ("x² + 1", "1+x^2"),
+    r"\$18": (r"\$18.00", "18 dollars"), "1,234": ("1234", "1{,}234", r"1\,234", "1 234"),
+    "3x-y+13=0": ("y=3x+13", "6x-2y+26=0"), "x=3": ("x = 3", "3=x", "x=3.0"),
+    "1,2": ("2,1", r"\{1,2\}", r"1 \text{ and } 2"), r"\{1,2,3\}": (r"\{3,2,1\}", "1,2,3"),
+    r"\text{(A)}": ("A", "(A)", r"\textbf{(A)}"), "They are the same.": ("they are the same",),
+    r"10,000\pi": (r"10000\pi",), r"\frac{1}{3}": ("0.333333",),
+    r"\emptyset": (r"\varnothing",), "x^2+1": ("x² + 1", "1+x^2"),
     r"3\times 10^8": ("3e8", "300,000,000"),
 }  # fmt: skip
 
@@ -151,20 +130,14 @@ def test_an_equal_value_in_another_form_is_paid(answer: str) -> None:
     ("text", "held"),
     [
         (r"First \boxed{1}. No: \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{1}. No: \boxed{\frac{1}{2}", ""),
-        (r"\fbox{3}", "3"),
-        (r"\boxed {4}, so 5", "4"),
-        (r"$\boxed 5$.", "5"),
-        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
-        (r"\boxed{x=\boxed{5}}", "x=5"),
-        (r"\boxed{\boxed{5}", "5"),
-        (r"\boxed{\left\{x\right.}", r"\left\{x\right."),
-        (r"}} {\boxed{6} {", "6"),
-        (r"In a \boxed form: \boxed{7}, as \boxed asks", "7"),
-        (r"\boxed{}", ""),
-        (r"\boxedness{5}", None),
+        (r"\boxed{1}. No: \boxed{\frac{1}{2}", ""), (r"\fbox{3}", "3"),
+        (r"\boxed {4}, so 5", "4"), (r"$\boxed 5$.", "5"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"), (r"\boxed{x=\boxed{5}}", "x=5"),
+        (r"\boxed{\boxed{5}", "5"), (r"\boxed{\left\{x\right.}", r"\left\{x\right."),
+        (r"}} {\boxed{6} {", "6"), (r"In a \boxed form: \boxed{7}, as \boxed asks", "7"),
+        (r"\boxed{}", ""), (r"\boxedness{5}", None),
     ],
-)
+)  # fmt: skip
 def test_the_last_box_counts_if_it_is_complete(text: str, held: str | None) -> None:
     """Two readers took the first of two boxes for the answer, or that before one cut off."""
     assert last_box(text) == held
@@ -250,20 +223,14 @@ HONEST = {
     r"100": ("10^2", r"\frac{10^{12}}{10^{10}}", "100.0", r"4\cdot 25", r"\sqrt{10000}"),
     r"120": ("5!", r"\binom{10}{3}", "120"),
     r"\frac{1+\sqrt{5}}{2}": (r"\frac12+\frac{\sqrt5}{2}", r"\frac{\sqrt{5}+1}{2}"),
-    r"e^{x^2}": (r"e^{x\cdot x}",),
-    r"2^{n+1}-1": (r"2\cdot 2^n-1",),
+    r"e^{x^2}": (r"e^{x\cdot x}",), r"2^{n+1}-1": (r"2\cdot 2^n-1",),
     r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",),
-    r"3": ("x=3", "3.0", r"\frac{9}{3}", r"\log_2 8", r"\sqrt{9}", "1+2"),
-    r"50\%": ("50\\%",),
-    r"1234567": ("1,234,567",),
-    r"(1,2)": ("(1, 2)", r"(1, \frac{4}{2})"),
-    r"\text{east}": (r"\text{east}",),
-    r"\sin x": (r"\sin(x)",),
-    r"x\geq 3": (r"3\leq x", r"x \ge 3"),
-    r"y=2x+1": ("y = 1+2x",),
-    r"2025^{2025}": (r"2025\cdot 2025^{2024}",),
-    r"-7": ("-7", r"-\frac{14}{2}", "2-9"),
-}
+    r"3": ("x=3", "3.0", r"\frac{9}{3}", r"\log_2 8", r"\sqrt{9}", "1+2"), r"50\%": ("50\\%",),
+    r"1234567": ("1,234,567",), r"(1,2)": ("(1, 2)", r"(1, \frac{4}{2})"),
+    r"\text{east}": (r"\text{east}",), r"\sin x": (r"\sin(x)",),
+    r"x\geq 3": (r"3\leq x", r"x \ge 3"), r"y=2x+1": ("y = 1+2x",),
+    r"2025^{2025}": (r"2025\cdot 2025^{2024}",), r"-7": ("-7", r"-\frac{14}{2}", "2-9"),
+}  # fmt: skip
 HONEST_FORMS = (r"\boxed{%s}", "We find that\nit is\n$\\boxed{%s}$.", "So the answer is $%s$.")
 WRONG = ("17", r"\frac{5}{7}", r"\sqrt{11}", r"\{4,5\}", "z+8", r"[5,6]")
 
@@ -285,90 +252,39 @@ def test_the_last_box_is_judged() -> None:
 
 
 HOSTILE = (
-    r"9^{9^{9^{9}}}",
-    "9^9^9^9",
-    "9**9**9**9",
-    "9**99999999",
-    "-(9**99999999)",
-    "9!!!!!",
-    "(((9!)!)!)!",
-    "10000000!",
-    r"\sum_{n=1}^{10^{9}} n",
-    r"\sum_{n=1}^{10^{9}} \frac{1}{n^2+1}",
-    r"\sum_{n=1}^{\infty} \frac{\sin(n^2)}{n}",
-    r"\prod_{n=1}^{10^{7}} n",
-    r"\int_0^1 e^{x^2} \sin(x^3) dx",
-    r"\int \frac{x^5+1}{x^7+x+1} dx",
-    r"\lim_{x\to 0}\frac{\sin(\sin(\sin(x)))-x}{x^{9}}",
-    r"\frac{d^{50}}{dx^{50}} \tan(x)",
-    r"\frac{1}{" * 60 + "1" + "}" * 60,
-    r"\sqrt{" * 60 + "2" + "}" * 60,
-    r"\frac1" * 20 + "2",
-    "9" * 1000,
-    "9" * 1_000_000,
-    "0." + "9" * 1000,
-    "1e999999999",
-    "٩" * 50,
-    r"\binom{10^9}{10^8}",
-    r"\binom{1000000}{500000}",
-    r"\binom{\binom{99}{9}}{\binom{99}{9}}",
-    r"\gcd(10^{1000000},7)",
-    r"\operatorname{lcm}(10^{1000000},7)",
-    r"0.\overline{123456789}",
+    r"9^{9^{9^{9}}}", "9^9^9^9", "9**9**9**9", "9**99999999", "-(9**99999999)", "9!!!!!",
+    "(((9!)!)!)!", "10000000!", r"\sum_{n=1}^{10^{9}} n",
+    r"\sum_{n=1}^{10^{9}} \frac{1}{n^2+1}", r"\sum_{n=1}^{\infty} \frac{\sin(n^2)}{n}",
+    r"\prod_{n=1}^{10^{7}} n", r"\int_0^1 e^{x^2} \sin(x^3) dx",
+    r"\int \frac{x^5+1}{x^7+x+1} dx", r"\lim_{x\to 0}\frac{\sin(\sin(\sin(x)))-x}{x^{9}}",
+    r"\frac{d^{50}}{dx^{50}} \tan(x)", r"\frac{1}{" * 60 + "1" + "}" * 60,
+    r"\sqrt{" * 60 + "2" + "}" * 60, r"\frac1" * 20 + "2", "9" * 1000, "9" * 1_000_000,
+    "0." + "9" * 1000, "1e999999999", "٩" * 50, r"\binom{10^9}{10^8}",
+    r"\binom{1000000}{500000}", r"\binom{\binom{99}{9}}{\binom{99}{9}}",
+    r"\gcd(10^{1000000},7)", r"\operatorname{lcm}(10^{1000000},7)", r"0.\overline{123456789}",
     "0." + "1" * 300 + r"\overline{" + "7" * 400 + "}",
     r"\begin{pmatrix}" + r"\\".join("&".join(["1"] * 30) for _ in range(30)) + r"\end{pmatrix}",
-    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000000}",
-    r"\sqrt[100000000]{2}",
-    r"\sqrt{" + "7" * 600 + "}",
-    r"\sqrt[3]{123456789123456789123456789123456789}",
-    r"\log_{2}{3^{3^{3^{3}}}}",
-    r"\sin(10^{10^{10}})",
-    r"2^{1000000000}",
-    r"2^{999\cdot 999\cdot 999}",
-    r"2^{\frac{9}{0.0000001}}",
-    r"((9^{99})^{99})^{99}",
-    r"(1+x)^{100000}",
-    r"(x+y+z+1)^{300}",
-    r"(a+b+c+d)^9(e+f+g+h)^9",
-    r"(x+1)^9" * 12,
-    r"x^{100}+x^{99}+3=0",
-    r"x^5-x-1=0",
-    r"\sqrt{2+\sqrt{3+\sqrt{5+\sqrt{7+\sqrt{11}}}}}",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000000}", r"\sqrt[100000000]{2}",
+    r"\sqrt{" + "7" * 600 + "}", r"\sqrt[3]{123456789123456789123456789123456789}",
+    r"\log_{2}{3^{3^{3^{3}}}}", r"\sin(10^{10^{10}})", r"2^{1000000000}",
+    r"2^{999\cdot 999\cdot 999}", r"2^{\frac{9}{0.0000001}}", r"((9^{99})^{99})^{99}",
+    r"(1+x)^{100000}", r"(x+y+z+1)^{300}", r"(a+b+c+d)^9(e+f+g+h)^9", r"(x+1)^9" * 12,
+    r"x^{100}+x^{99}+3=0", r"x^5-x-1=0", r"\sqrt{2+\sqrt{3+\sqrt{5+\sqrt{7+\sqrt{11}}}}}",
     r"\{" + ",".join(map(str, range(300))) + r"\}",
-    r"\{" + ",".join(map(str, range(30))) + r"\}",
-    "(" + ",".join(["1/3"] * 25) + ")",
-    r"[8,2^{99999999999}]",
-    r"(8,7^{\binom{351}{347}})",
-    r"[8,\sin(9^{9^{9}})]",
-    r"(8,e^{9^{9^9}})",
-    r"\{8,9\}\cup\{2^{99999999999}\}",
-    r"\{8,9\}\cap\{2^{99999999999}\}",
-    "x" * 500,
-    "x" * 100,
-    "+".join(f"x_{{{number}}}" for number in range(14)),
-    r"\sin x \cos y \tan z" * 5,
-    r"[1,2]\cup" * 10 + "[1,2]",
+    r"\{" + ",".join(map(str, range(30))) + r"\}", "(" + ",".join(["1/3"] * 25) + ")",
+    r"[8,2^{99999999999}]", r"(8,7^{\binom{351}{347}})", r"[8,\sin(9^{9^{9}})]",
+    r"(8,e^{9^{9^9}})", r"\{8,9\}\cup\{2^{99999999999}\}", r"\{8,9\}\cap\{2^{99999999999}\}",
+    "x" * 500, "x" * 100, "+".join(f"x_{{{number}}}" for number in range(14)),
+    r"\sin x \cos y \tan z" * 5, r"[1,2]\cup" * 10 + "[1,2]",
     r"\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11}+\sqrt{13}",
-    r"\frac{\sqrt{2}+\sqrt{3}}{\sqrt{5}+\sqrt{7}+\sqrt{11}}",
-    r"10^{10^{10}} \mod 7",
-    "|" * 100,
-    "{" * 400 + "}" * 400,
-    r"\left(" * 100 + "1" + r"\right)" * 100,
-    "(" * 6 + "2" + ")" * 6,
-    "-" * 100 + "1",
-    "1" + "+1" * 55,
-    "1" + "*9" * 55,
-    "1/" * 55 + "1",
-    r"e^{e^{e^{e^{e}}}}",
-    r"i^{i^{i^{i}}}",
-    r"\lfloor 10^{10^{5}}/3 \rfloor",
-    r"\arctan(\arctan(\arctan(2^{99999})))",
-    r"(-1)^{1/999999937}",
-    r"\tan^{25}(x)+\sin^{25}(x)+\cos^{25}(y)",
-    r"\boxed{" * 20 + "1" + "}" * 20,
-    "$" * 200,
+    r"\frac{\sqrt{2}+\sqrt{3}}{\sqrt{5}+\sqrt{7}+\sqrt{11}}", r"10^{10^{10}} \mod 7",
+    "|" * 100, "{" * 400 + "}" * 400, r"\left(" * 100 + "1" + r"\right)" * 100,
+    "(" * 6 + "2" + ")" * 6, "-" * 100 + "1", "1" + "+1" * 55, "1" + "*9" * 55,
+    "1/" * 55 + "1", r"e^{e^{e^{e^{e}}}}", r"i^{i^{i^{i}}}", r"\lfloor 10^{10^{5}}/3 \rfloor",
+    r"\arctan(\arctan(\arctan(2^{99999})))", r"(-1)^{1/999999937}",
+    r"\tan^{25}(x)+\sin^{25}(x)+\cos^{25}(y)", r"\boxed{" * 20 + "1" + "}" * 20, "$" * 200,
     "the answer is " * 500,
-)
+)  # fmt: skip
 RIGHT = (r"$\frac{3}{2}$", "$y=2x+1$")
 BARE_FORMS = (r"\boxed{%s}", "$%s$", "%s")
 MOST_CALLS = 5_000_000
@@ -402,12 +318,6 @@ def test_arithmetic_is_read_as_by_sympy(text: str) -> None:
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(SyntaxError):
         read_arithmetic(text)
-
-
-def test_what_is_read_is_short_and_plain() -> None:
-    assert may_read(r"\frac{1}{2}")
-    for text in ("1" * 41, "x+" * 61, r"\input{a}", "(" * 7, "|" * 7, "\x00", r"\binom{n}{k}"):
-        assert not may_read(text)
 
 
 CHILD = """

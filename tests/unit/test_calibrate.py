@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tomllib
 from contextlib import nullcontext
@@ -14,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
 from p2p.node.tables import read_table, write_table
 from proofs.checks import FALSE_REJECTIONS, LADDER, LARGEST, Evidence, Limits
 from proofs.sampling import DrawRule
@@ -45,7 +43,8 @@ from roles.own.init import make
 from roles.own.layout import RunFolder
 from roles.rl.learner import FILE, write_learner
 from roles.rl.recipes import SORTING
-from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
+from tests.support.packages import needs_gym
+from tests.support.runs import DRAFT, OWNER, TERMS
 from tests.support.toys import QUICK, sorting_learner, sorting_sampling
 
 
@@ -55,21 +54,14 @@ def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
     gaps = scale * rng.exponential(0.08, int(rng.poisson(300 * 0.017 * scale)))
     mean = float(scale * rng.normal(1.4, 0.12))
     return Evidence(
-        tokens=300,
-        malformed="",
-        exponent_mismatches=int(rng.poisson(3)),
-        mantissa_mean=mean,
-        mantissa_median=1.0,
-        draw_distance=0.0,
+        tokens=300, malformed="", exponent_mismatches=int(rng.poisson(3)), mantissa_mean=mean,
+        mantissa_median=1.0, draw_distance=0.0,
         off=tuple(int((gaps > step).sum()) for step in LADDER),
-        gap_mean=float(gaps.sum() / 300),
-        gap_max=float(gaps.max(initial=0.0)),
-        end_probability=1.0,
-        surprise=float(rng.normal()),
-        mantissa_worst=mean + float(rng.exponential(0.2)),
-        chunks=8.0,
+        gap_mean=float(gaps.sum() / 300), gap_max=float(gaps.max(initial=0.0)),
+        end_probability=1.0, surprise=float(rng.normal()),
+        mantissa_worst=mean + float(rng.exponential(0.2)), chunks=8.0,
         largest=tuple(sorted(gaps.tolist(), reverse=True)[:LARGEST]),
-    )
+    )  # fmt: skip
 
 
 def test_limits_leave_honest_noise_in_and_what_is_twice_as_far_out() -> None:
@@ -90,7 +82,6 @@ def test_limits_leave_honest_noise_in_and_what_is_twice_as_far_out() -> None:
 
 
 def test_a_tail_is_read_off_at_the_chance_that_is_promised() -> None:
-    """Of exponential values, and of values with a heavier tail."""
     rng = np.random.default_rng(1)
     values = rng.exponential(0.09, 100_000)
     truth = 0.09 * np.log(1 / 1e-8)
@@ -153,13 +144,7 @@ def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() ->
     rng = np.random.default_rng(3)
     limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL, 8)
     table = tomllib.loads("# note\n" + to_toml(limits))["limits"]
-    draft = {
-        "name": "fitted",
-        "trainers": [str(TRAINER.peer_id)],
-        "validators": [str(VALIDATOR.peer_id)],
-        "limits": table,
-        **SORTING_TABLES,
-    }
+    draft = {**DRAFT, "limits": table}
     read = asdict(read_draft(draft, "draft.toml", 0.0).limits)
     pairs = zip(limits.off, read.pop("off"), strict=True)
     for (step, share), (same, more) in pairs:
@@ -167,9 +152,6 @@ def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() ->
         assert share <= more <= 1.01 * share
     for name, value in read.items():
         assert getattr(limits, name) <= value <= 1.01 * getattr(limits, name)
-
-
-# Weights of cheats
 
 
 def test_other_weights_differ_as_much_as_they_should(tmp_path: Path) -> None:
@@ -204,12 +186,8 @@ def test_floats_of_eight_bits_are_those_of_torch() -> None:
     assert not to_fp8(np.zeros((2, 3), dtype=np.float32)).any()
 
 
-# The command
-
-
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's run, warmed up for a second."""
     pin = EnvironmentPin(name="sort", digest=environment_digest("sort"))
     sampling = sorting_sampling(group_size=4)
     path = tmp_path_factory.mktemp("run") / "run.shoal"
@@ -224,17 +202,11 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "limits.toml"
+    learner = run_file.with_name(FILE)
     asked = [
-        "--run",
-        str(run_file),
-        "--learner",
-        str(run_file.with_name(FILE)),
-        "--sequences",
-        "256",
-        "--json",
-        "--out",
-        str(out),
-    ]
+        "--run", str(run_file), "--learner", str(learner), "--sequences", "256", "--json",
+        "--out", str(out),
+    ]  # fmt: skip
     assert main(asked) == 0
     table = json.loads(capsys.readouterr().out)
     honest, *cheats = table["ways"]
@@ -292,38 +264,21 @@ def test_what_cannot_be_calibrated_is_one_sentence(
     assert error.count("\n") == 1
 
 
-# What an owner would sign by mistake, and no node could open
-
-
-needs_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
-)
-
-
 @pytest.mark.parametrize(
     ("environment", "kinds", "reason"),
     [
         ("arithmetic", {"addition": 1.0, "adition": 1.0}, "no kind 'adition'; it has addition"),
         pytest.param("reasoning-gym", {"chess": 1.0}, "no family 'chess'", marks=needs_gym),
-        pytest.param(
-            "reasoning-gym",
-            {"chain_sum": 1.0, "countdown": 1.0},
-            "the family 'countdown' of reasoning-gym runs answers as code",
-            marks=needs_gym,
-        ),
+        pytest.param("reasoning-gym", {"chain_sum": 1.0, "countdown": 1.0},
+                     "'countdown' of reasoning-gym runs answers as code", marks=needs_gym),
         ("sort", {"long": 1.0}, "'sort' cannot be made with kinds"),
     ],
-)
+)  # fmt: skip
 def test_kinds_that_an_environment_lacks_are_not_signed(
     environment: str, kinds: dict[str, float], reason: str
 ) -> None:
     """The run was signed, and each node of it refused to start."""
-    table = {
-        "name": "r",
-        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
-        "validators": [str(KeyPair(b"v" * 32).peer_id)],
-        "environments": [{"name": environment, "kinds": kinds}],
-    }
+    table = {**DRAFT, "environments": [{"name": environment, "kinds": kinds}]}
     with pytest.raises(ConfigError, match=reason):
         read_draft(table, "draft.toml", now=0.0)
 
@@ -347,32 +302,19 @@ def test_no_preset_and_no_other_environment_passes_for_calibrated(
     """A draft with the record alone was signed, and shown as calibrated, with the preset."""
     model = replace(SORTING, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
     record = Calibration(
-        model=model.digest,
-        dtype=model.dtype,
-        draw=model.draw,
-        generators=("torch",),
-        validators=("torch",),
-        environments={environment: 1.0},
-        tokens=131_072,
-        submissions=64,
-        rejected=0,
-        date="2026-11-24",
-    )
+        model=model.digest, dtype=model.dtype, draw=model.draw, generators=("torch",),
+        validators=("torch",), environments={environment: 1.0}, tokens=131_072,
+        submissions=64, rejected=0, date="2026-11-24",
+    )  # fmt: skip
     table = {
-        "name": "r",
-        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
-        "validators": [str(KeyPair(b"v" * 32).peer_id)],
+        **DRAFT,
         "model": {"shape": write_table(SORTING.shape), "dtype": "bfloat16", "draw": "gumbel"},
         "sampling": {"steps": 1, "group_size": 8, "max_new_tokens": 8},
-        "environments": ["sort"],
         **tomllib.loads(limits + record_to_toml(record)),
     }
     raises = pytest.raises(ConfigError, match=reason) if reason else nullcontext()
     with raises:
         check_calibrated(read_draft(table, "draft.toml", now=0.0))
-
-
-# Folders and files
 
 
 def draft(*files: Path) -> str:
@@ -385,23 +327,17 @@ def draft(*files: Path) -> str:
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "a\udcffb"])
 def test_a_folder_whose_name_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
-    """``node.toml`` names the folder."""
     with pytest.raises(ConfigError, match="no line of a file"):
         make(RunFolder(tmp_path / name), draft(), tmp_path, 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_two_files_of_one_name_do_not_become_one(tmp_path: Path) -> None:
-    """Both environments got the questions of the second, and the run pinned them."""
+def test_files_that_no_run_can_have_are_a_sentence(tmp_path: Path) -> None:
+    """Of two files of one name both environments got the second; a device has no end."""
     files = [tmp_path / folder / "questions.jsonl" for folder in "ab"]
     for file in files:
         file.parent.mkdir()
         file.write_text(str(file))
-    with pytest.raises(ConfigError, match="have one name"):
-        make(RunFolder(tmp_path / "run"), draft(*files), tmp_path, 1)
-
-
-def test_a_device_is_not_copied(tmp_path: Path) -> None:
-    """It has no end: the disk filled up."""
-    with pytest.raises(ConfigError, match="no regular file"):
-        make(RunFolder(tmp_path / "run"), draft(Path("/dev/null")), tmp_path, 1)
+    for wrong, said in ((files, "have one name"), ([Path("/dev/null")], "no regular file")):
+        with pytest.raises(ConfigError, match=said):
+            make(RunFolder(tmp_path / "run"), draft(*wrong), tmp_path, 1)

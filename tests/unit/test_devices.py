@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.contract.core.shape import Dtype
-from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.base import Sampling
 from roles.engines.config import AUTO, AUTO_THREADS, EngineConfig, GpuOptions
 from roles.engines.hardware import Gpu, cores, gpus, idle_gpus, threads_of
 from roles.engines.torch import sampler, scorer
@@ -42,26 +41,15 @@ from roles.rl.recipes import SORTER
 from roles.trainer import Trainer
 from roles.validator import Validator
 from tests.pretended_device import NamedDevices, PretendedDevice
-from tests.support.tasks import make_tasks
+from tests.support.tasks import make_tasks, taught
 from tests.support.toys import sorting_engine, sorting_learner
 from tests.sweeps import swept
 
 SHAPE = replace(SORTER, vocabulary=60, qk_norm=False, qkv_bias=True, tied=True)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=40, group_size=4)
 ENDS = frozenset({0})
-CONFIG = sorting_engine(
-    shape=SHAPE,
-    learner=sorting_learner(
-        minibatches=2, groups=8, warm_up=WarmUp(steps=2, rate=4e-3, batch=4)
-    ),
-)
-
-
-def training(tasks: Sequence[GroupTask], groups: Sequence[Group]) -> list[TrainingGroup]:
-    return [
-        TrainingGroup(task.prompt, group.completions, (0.0, 1.0, 0.5, 1.0))
-        for task, group in zip(tasks, groups, strict=True)
-    ]
+RULES = sorting_learner(minibatches=2, groups=8, warm_up=WarmUp(steps=2, rate=4e-3, batch=4))
+CONFIG = sorting_engine(shape=SHAPE, learner=RULES)
 
 
 def whole_pass(
@@ -76,16 +64,16 @@ def whole_pass(
     load_weights(model, folder / "policy")
     tasks = make_tasks(7, tokens=range(1, 60))
     # beyond a packed row, and beyond what is read beside another
-    tasks.append(
-        replace(tasks[0], group=7, prompt=tasks[0].prompt * (1200 // len(tasks[0].prompt)))
-    )
+    long = tasks[0].prompt * (1200 // len(tasks[0].prompt))
+    tasks.append(replace(tasks[0], group=7, prompt=long))
     groups = sampler.generate(model, tasks, SAMPLING, ENDS, rule)
     scored = scorer.score(model, tasks, groups, SAMPLING, ENDS, rule)
-    reports = [learner.step(training(tasks, groups)) for _ in range(2)]
+    lessons = taught(tasks, groups, (0.0, 1.0, 0.5, 1.0))
+    reports = [learner.step(lessons) for _ in range(2)]
     learner.save(folder / "checkpoint", folder / "policy")
     again = TorchLearner(CONFIG, device)
     assert again.open(folder / "checkpoint") == 2
-    reports.append(again.step(training(tasks, groups)))
+    reports.append(again.step(lessons))
     answers = again.answer(tasks, SAMPLING)
     return groups, scored, reports, answers
 

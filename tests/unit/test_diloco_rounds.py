@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -116,19 +117,12 @@ def test_half_is_a_majority_only_with_the_anchor() -> None:
 
 def test_the_newest_vote_is_proposed_again() -> None:
     """Also when its own view cannot have decided it: an earlier one may have, and bound it."""
-    a = [
-        promise(0, vote(0, 0, b"a")),
-        promise(1, vote(1, 0, b"a")),
-        promise(3, vote(3, 1, b"a")),
-    ]
+    a = [promise(n, vote(n, view, b"a")) for n, view in ((0, 0), (1, 0), (3, 1))]
     assert choose(a, PEERS, None) == [outcome(b"a")]
     b = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 1, b"b")), promise(2)]
     assert choose(b, PEERS, None) == [outcome(b"b")]
     assert choose([promise(0), promise(1), promise(2)], PEERS, None) == []
-
-
-def test_what_a_liar_voted_for_alone_binds_no_one_once_the_others_have_promised() -> None:
-    """It had bound all later views for ever: none could vote for what none had computed."""
+    # what a liar voted for alone binds no one once the others have promised
     lie = promise(4, vote(4, 0, b"lie"))
     assert choose([lie, promise(0), promise(1)], PEERS, None) == [outcome(b"lie")]
     assert choose([lie, promise(0), promise(1), promise(2)], PEERS, None) == []
@@ -169,26 +163,19 @@ def test_of_two_stories_in_one_view_the_one_that_may_have_won_is_carried() -> No
 
 
 def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> None:
-    votes = [vote(n, 0, b"a") for n in range(3)]
+    votes, other_run = [vote(n, 0, b"a") for n in range(3)], digest(b"another run")
     good = Record(0, outcome(b"a"), tuple((v.author, v.signature) for v in votes))
     check_record(good, BEFORE, RUN, fake_verify, None)
-    few = Record(0, outcome(b"a"), good.signatures[:2])
-    with pytest.raises(BadMessage, match="no majority"):
-        check_record(few, BEFORE, RUN, fake_verify, None)
-    other_view = Record(1, outcome(b"a"), good.signatures)
-    with pytest.raises(BadMessage, match="no majority"):
-        check_record(other_view, BEFORE, RUN, fake_verify, None)
-    other_run = digest(b"another run")
-    with pytest.raises(BadMessage, match="no majority"):
-        check_record(good, BEFORE, other_run, fake_verify, None)
-    with pytest.raises(BadMessage, match="does not follow"):
-        check_record(good, genesis(other_run, PEERS), RUN, fake_verify, None)
-    stranger = vote(0, 0, b"a")
-    twice = Record(
-        0, outcome(b"a"), ((peer_named(9), stranger.signature), *good.signatures[:2])
-    )
-    with pytest.raises(BadMessage, match="no majority"):
-        check_record(twice, BEFORE, RUN, fake_verify, None)
+    few, strange = good.signatures[:2], (peer_named(9), votes[0].signature)
+    for record, before, run, said in (
+        (replace(good, signatures=few), BEFORE, RUN, "no majority"),
+        (replace(good, signatures=(strange, *few)), BEFORE, RUN, "no majority"),
+        (replace(good, view=1), BEFORE, RUN, "no majority"),
+        (good, BEFORE, other_run, "no majority"),
+        (good, genesis(other_run, PEERS), RUN, "does not follow"),
+    ):
+        with pytest.raises(BadMessage, match=said):
+            check_record(record, before, run, fake_verify, None)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ class Opened:
         self.begin()
 
     def begin(self) -> None:
-        """Another process."""
         self.server = worker.InnerServer()
         self.server.configure(*self._configuration)
 

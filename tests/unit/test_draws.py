@@ -204,9 +204,6 @@ def test_draws_follow_the_distribution(rule: DrawRule, temperature: float) -> No
     assert ((counts - expected) ** 2 / expected).sum() < 35  # 5 degrees: p = 1e-6
 
 
-# Replays of what was not drawn
-
-
 def test_near_numerics_are_near() -> None:
     """A token that noise turns into another is off by less than the first step."""
     logits, words = scores(4000, vocabulary=500), words_of(4000)
@@ -220,9 +217,6 @@ def test_near_numerics_are_near() -> None:
     assert (sum(statistics.off), statistics.largest) == (0, ())
     by_noise = draw(logits, words, 1.0, GUMBEL).tokens
     assert replay(near, by_noise, words, 1.0, GUMBEL).gap.max() < 1e-4
-
-
-# Surprise
 
 
 def surprise_of(

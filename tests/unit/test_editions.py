@@ -25,8 +25,6 @@ TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2)
 
 
 class Owner:
-    """Somebody with one key, drafts, and all documents that ever left their hands."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.key = folder, folder / "owner.key"
         self.signed: list[Run] = []
@@ -212,10 +210,15 @@ def test_pipes_and_folders_in_place_of_a_file_are_one_sentence(folder: RunFolder
             pin_data(name)
 
 
-def test_an_edition_that_ends_is_renewed_at_the_next_start(folder: RunFolder) -> None:
+def amend(folder: RunFolder, *change: str) -> None:
     document = str(folder.document)
-    amend = ["amend", document, "--key", str(folder.owner), "--out", document]
-    assert main([*amend, "--expires", "2h"]) == 0
+    assert (
+        main(["amend", document, "--key", str(folder.owner), "--out", document, *change]) == 0
+    )
+
+
+def test_an_edition_that_ends_is_renewed_at_the_next_start(folder: RunFolder) -> None:
+    amend(folder, "--expires", "2h")
     assert renew(folder) == "draft.toml would be void within a day: signed as epoch 3"
     assert renew(folder) == ""
 
@@ -227,9 +230,7 @@ def test_a_change_of_learner_toml_signs_nothing(folder: RunFolder) -> None:
 
 
 def test_what_was_amended_is_kept_until_the_draft_is_changed(folder: RunFolder) -> None:
-    document = str(folder.document)
-    amend = ["amend", document, "--key", str(folder.owner), "--out", document]
-    assert main([*amend, "--allow", str(VALIDATOR)]) == 0
+    amend(folder, "--allow", str(VALIDATOR))
     assert renew(folder) == ""
     assert load_run(folder.document).epoch == 2
     change(folder.draft, "lag = 2", "lag = 1")

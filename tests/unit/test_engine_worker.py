@@ -1,11 +1,9 @@
 """An engine in a process of its own: values and errors cross whole, and nothing outlives the
 node."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-from p2p.machine import RealWorld, open_world
+from p2p.machine import open_world
 from proofs.checks import Limits, Verdict, judge
 from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup, draw_all
 from roles.engines.client import open_engine
@@ -19,16 +17,10 @@ SAMPLING = Sampling(1.0, 12, 4)
 SORT = SortEnvironment()
 
 
-@asynccontextmanager
-async def world_at(folder: Path) -> AsyncIterator[RealWorld]:
-    async with open_world(folder) as world:
-        yield world
-
-
 async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
     """Learner, generator, scorer, step: everything that crosses the pipe, in its order."""
     tasks = make_tasks(24)
-    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
+    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
         assert await engine.open("engine/checkpoint") == 0
         await engine.save("engine/checkpoint", "engine/policies/0.safetensors")
         await engine.load("engine/policies/0.safetensors")
@@ -51,7 +43,7 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         stale = await engine.score(tasks, groups, SAMPLING)
         verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in stale}
         assert Verdict.ACCEPTED not in verdicts
-    async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
+    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
         assert await engine.open("engine/checkpoint") == 1
 
 

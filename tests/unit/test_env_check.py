@@ -14,7 +14,6 @@ import pytest
 import trio
 
 from p2p.errors import ConfigError
-from p2p.identity import KeyPair
 from roles.envs import gym
 from roles.envs.base import Task, make_environment
 from roles.envs.check import CONSTANTS, check_rewards, why_not_repeatable
@@ -25,13 +24,10 @@ from roles.envs.sort import SortEnvironment
 from roles.envs.text import Message, TextTask
 from roles.own.draft import check_environments, read_draft
 from roles.own.envs import HEAD, ONE_TURN, TURNS, main
-from tests.support.packages import install
-from tests.support.runs import SORTING_TABLES
+from tests.support.packages import install, needs_gym
+from tests.support.runs import DRAFT
 from tests.sweeps import swept
 
-needs_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
-)
 GOOD = [{"question": f"{number}?", "answer": rf"{number}\pi"} for number in range(40)]
 BAD = [{"question": "a", "answer": r"\frac{1"}, {"question": "b", "answer": "<think>5"}]
 BAD += [{"question": "c", "answer": "$$"}, {"question": "d", "answer": None}]
@@ -111,10 +107,9 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_answers_that_do_not_read_back_are_refused_by_line_and_counted(tmp_path: Path) -> None:
-    path = write(tmp_path, [*GOOD, *BAD])
     said = r"line 41 has an answer that .*line 44 has no text under 'answer' \(4 of 44\)"
     with pytest.raises(ConfigError, match=said):
-        MathEnvironment(path.read_bytes())
+        MathEnvironment(write(tmp_path, [*GOOD, *BAD]).read_bytes())
 
 
 @pytest.mark.deep
@@ -140,9 +135,7 @@ def test_the_command_says_what_it_finds_and_writes_what_is_good(
 def test_init_refuses_an_environment_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    key = str(KeyPair(bytes(32)).peer_id)
-    table = {"name": "r", "trainers": [key], "validators": [key], **SORTING_TABLES}
-    terms = read_draft(table, "draft.toml", 0.0)
+    terms = read_draft(DRAFT, "draft.toml", 0.0)
     check_environments(terms, ())
     calls = count()
     monkeypatch.setattr(SortEnvironment, "reward", lambda *_: float(next(calls) % 2))
@@ -229,10 +222,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("tried", None)
 
 
-def write_package(folder: Path, source: str) -> None:
-    (folder / "tried.py").write_text(source)
-
-
 @pytest.mark.parametrize(
     ("head", "reward", "said"),
     [WRONG[0], *(pytest.param(*one, marks=pytest.mark.deep) for one in WRONG[1:])],
@@ -241,7 +230,7 @@ def test_a_bad_package_is_found_with_the_line(
     folder: Path, head: str, reward: str, said: str
 ) -> None:
     body = f"    async def reward(self, task, text, ended):\n        {reward}\n"
-    write_package(folder, f"{head}\n{HEAD.replace('NAME', 'tried')}\n{body}")
+    (folder / "tried.py").write_text(f"{head}\n{HEAD.replace('NAME', 'tried')}\n{body}")
     faults = examine("tried")
     assert any(said in fault for fault in faults), faults
     if said != "its process ended":
@@ -264,7 +253,7 @@ def test_bad_tasks_are_found(folder: Path, before: str, after: str, said: str) -
             "        question =", "        answer = 'vowels'\n        question ="
         )
         source = source.replace("answer = str(", "str(")
-    write_package(folder, source)
+    (folder / "tried.py").write_text(source)
     assert any(said in fault for fault in examine("tried")), examine("tried")
 
 
@@ -273,7 +262,7 @@ def test_bad_tasks_are_found(folder: Path, before: str, after: str, said: str) -
     [TEMPLATE, pytest.param(TEMPLATE.replace(ONE_TURN, TURNS), marks=pytest.mark.deep)],
 )
 def test_the_template_is_sound(folder: Path, source: str) -> None:
-    write_package(folder, source)
+    (folder / "tried.py").write_text(source)
     assert examine("tried") == []
 
 

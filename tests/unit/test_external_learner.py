@@ -29,14 +29,7 @@ from roles.engines.external import ExternalLearner
 from roles.shared.exchange import decode_groups
 from roles.trl.run import SwarmRefused, SwarmRun
 from tests.unit.external_trainer import Weights, learn, name
-from tests.unit.trainer_life import (
-    CONFIG,
-    KEY,
-    PUBLISHED,
-    TOLD,
-    lessons,
-    place,
-)
+from tests.unit.trainer_life import CONFIG, KEY, PUBLISHED, TOLD, lessons, place
 
 STEPS = 9
 NODE_DIES = ("planned:2", "given:3", "come:4", "written:5", "saved:6", "never")
@@ -120,33 +113,18 @@ def test_every_group_is_learnt_once_and_every_version_written_once(tmp_path: Pat
     assert compared >= 7
 
 
-def names(weights: Weights) -> Weights:
-    first, *rest = weights
-    return {"other": weights[first], **{name: weights[name] for name in rest}}
-
-
-def shapes(weights: Weights) -> Weights:
-    return {name: weight[:1] for name, weight in weights.items()}
-
-
-def dtypes(weights: Weights) -> Any:
-    return {name: weight.astype("int8") for name, weight in weights.items()}
-
-
-def no_numbers(weights: Weights) -> Weights:
-    return {name: weight * np.float32("nan") for name, weight in weights.items()}
-
-
-BAD: list[tuple[Callable[[Weights], Weights], str]] = [
-    (names, "2 names differ, the first is "),
-    (shapes, "of shape (1"),
-    (dtypes, "has an unknown dtype"),
-    (no_numbers, "holds NaN or infinity"),
-]
+BAD: list[tuple[Callable[[Weights], Any], str]] = [
+    (lambda old: dict(zip(("other", *list(old)[1:]), old.values(), strict=True)),
+     "2 names differ, the first is "),
+    (lambda old: {name: weight[:1] for name, weight in old.items()}, "of shape (1"),
+    (lambda old: {name: weight.astype("int8") for name, weight in old.items()},
+     "has an unknown dtype"),
+    (lambda old: {name: weight * np.float32("nan") for name, weight in old.items()},
+     "holds NaN or infinity"),
+]  # fmt: skip
 
 
 async def refusal(run: SwarmRun) -> str:
-    """Return why the node wants another trainer."""
     while True:
         try:
             run.greet()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from p2p.errors import BadMessage
 from proofs.checks import Limits, Verdict, judge
 from roles.contract.core.shape import Dtype
-from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.base import EngineError, Group, GroupTask, Sampling
 from roles.engines.config import EngineConfig, GpuOptions
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.engine import TorchEngine
@@ -21,10 +20,10 @@ from roles.engines.torch.hosted import HostedModel, new_model
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
 from roles.models.bundle import check_weights, read_config
-from roles.models.config import HOSTED, read_config_untrusted
+from roles.models.config import HOSTED
 from roles.rl.recipes import NETWORK
 from tests.hosted_folders import make_theirs, save_theirs
-from tests.support.tasks import make_tasks
+from tests.support.tasks import make_tasks, taught
 from tests.sweeps import swept
 
 pytest.importorskip("transformers", reason="pip install -e '.[transformers]'")
@@ -130,7 +129,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of another family, which transformers has in a class of its own."""
     theirs = make_theirs("MistralForCausalLM", sliding_window=None)
     return save_theirs(theirs, tmp_path_factory.mktemp("mistral"))
 
@@ -170,30 +168,27 @@ def config_of(folder: Path, hosted: str = "", **changes: Any) -> EngineConfig:
 
 
 def test_both_bodies_learn_the_same(llama: Path, tmp_path: Path) -> None:
-    taught, losses = [], []
+    learnt, losses = [], []
     for name, hosted in (("own", ""), ("hosted", "LlamaForCausalLM")):
         engine = TorchEngine(config_of(llama, hosted))
         assert engine.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 0
         engine.load(str(llama))
         tasks = make_tasks(6, tokens=range(5, 320))
         groups = sampler.draw(engine._loaded(), tasks, SAMPLING, ENDS)
-        rewarded = [
-            TrainingGroup(task.prompt, group.completions, (1.0, 0.0, 0.0, 0.5))
-            for task, group in zip(tasks, groups, strict=True)
-        ]
+        rewarded = taught(tasks, groups, (1.0, 0.0, 0.0, 0.5))
         report = engine.step(rewarded)
         assert abs(report.k3) < 1e-6
         losses.append((report.gradient_norm, report.entropy))
         policy = tmp_path / name
         engine.save(str(tmp_path / f"{name}.checkpoint"), str(policy))
         assert (policy / "config.json").read_bytes() == (llama / "config.json").read_bytes()
-        taught.append(dict(open_model(policy, hosted=hosted).named_parameters()))
+        learnt.append(dict(open_model(policy, hosted=hosted).named_parameters()))
         again = TorchEngine(config_of(llama, hosted))
         assert again.open(str(tmp_path / f"{name}.checkpoint"), str(llama)) == 1
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert taught[0].keys() == taught[1].keys()
-    for key, weight in taught[0].items():  # a step in Adam's first update is about the rate
-        assert float((weight - taught[1][key]).abs().mean()) < 5e-5
+    assert learnt[0].keys() == learnt[1].keys()
+    for key, weight in learnt[0].items():  # a step in Adam's first update is about the rate
+        assert float((weight - learnt[1][key]).abs().mean()) < 5e-5
 
 
 def test_what_cannot_be_computed_is_said_in_a_sentence(llama: Path, tmp_path: Path) -> None:
@@ -207,11 +202,6 @@ def test_what_cannot_be_computed_is_said_in_a_sentence(llama: Path, tmp_path: Pa
     other = replace(hosted, shape=replace(hosted.shape, layers=4))
     with pytest.raises(EngineError, match="layers is 3 there, 4 in the run"):
         TorchEngine(other).load(str(llama))
-    table = json.loads((llama / "config.json").read_bytes())
-    code = {**table, "model_type": "granite", "architectures": ["GraniteForCausalLM"]}
-    code["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
-    with pytest.raises(BadMessage, match="auto_map"):
-        read_config_untrusted(json.dumps(code).encode())
 
 
 @pytest.mark.parametrize(

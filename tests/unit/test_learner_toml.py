@@ -23,15 +23,15 @@ from roles.own.draft import read_draft
 from roles.own.status import SwarmStatus
 from roles.rl.learner import FILE, LearnerConfig, write_learner
 from roles.rl.recipes import KINDS, SMALL_MODEL, SORTING, read_learner, read_own_learner
-from tests.support.runs import OWNER, SORTING_TABLES, TERMS, TRAINER
+from tests.support.runs import DRAFT, OWNER, TERMS
 from tests.support.swarm import Lingering, perform
 from tests.support.toys import sorting_engine, sorting_learner
 
 BASE = replace(
     SORTING,
-    base=tuple(
-        FilePin(name=name, size=1, digest=bytes(32))
-        for name in ("config.json", "tokenizer.json")
+    base=(
+        FilePin(name="config.json", size=1, digest=bytes(32)),
+        FilePin(name="tokenizer.json", size=1, digest=bytes(32)),
     ),
 )
 
@@ -69,10 +69,7 @@ def test_another_algorithm_takes_the_file_that_was_written(algorithm: str) -> No
         ('rate = "fast"\n', "rate must be a number"),
         ('rate = 1e-3\nschedule = "step"\n', "one of linear, cosine, wsd"),
         ("rate = 9e-3\n", "rate = 0.009 in learner.toml would ruin"),
-        (
-            "rate = 9e-2\n[lora]\nrank = 1\nalpha = 1.0\n",
-            "rate = 0.09 in learner.toml would ruin",
-        ),
+        ("rate = 9e-2\n[lora]\nrank = 1\nalpha = 1.0\n", "rate = 0.09 in learner.toml would"),
         ("rate 1e-3\n", "learner.toml is not TOML"),
         (f"rate = {'9' * 5000}\n", "learner.toml is not TOML"),
         (f"sinks = {'[' * 5000}\n", "learner.toml is not TOML"),
@@ -99,9 +96,8 @@ def test_a_mistake_is_one_sentence(text: str, said: str) -> None:
 def test_what_only_the_trainer_decides_is_signed_by_nobody(
     change: dict[str, object], said: str
 ) -> None:
-    table = {"name": "mine", "trainers": [str(TRAINER.peer_id)], **SORTING_TABLES}
     with pytest.raises(ConfigError, match=said):
-        read_draft({**table, **change}, "draft", 0.0)
+        read_draft({**DRAFT, **change}, "draft", 0.0)
 
 
 async def test_a_missing_file_is_the_usual_numbers_of_a_model_with_a_base(

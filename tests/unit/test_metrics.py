@@ -30,7 +30,6 @@ def lines(tmp_path: Path) -> JsonLines:
 def install_sinks(
     monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, *names: str
 ) -> None:
-    """Install a package with sinks of these names."""
     points = [f"{name.lower()} = own_sinks:{name}" for name in names]
     install(folder, "own-sinks", *points, group="shoal.sinks")
     (folder / "own_sinks.py").write_text(source)

@@ -169,9 +169,6 @@ def test_a_folder_without_answers_is_one_sentence(
     assert "--policy is of a model" in capsys.readouterr().err
 
 
-# A run whose model is never right
-
-
 async def test_a_hundred_groups_alike_are_said_with_the_remedy_until_one_differs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,9 +144,6 @@ def test_a_table_that_is_small_on_the_disk_alone_is_refused(tmp_path: Path) -> N
     assert [one.name for one in tmp_path.iterdir()] == ["bomb.parquet"]
 
 
-# The lines that a model solves sometimes
-
-
 CODE = """
 import json
 from roles.envs.text import Message, TextTask, is_held_out

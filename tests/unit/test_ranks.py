@@ -31,7 +31,7 @@ from roles.engines.torch.sharding import local, put, whole
 from roles.rl.learner import WarmUp
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.support.processes import children
-from tests.support.tasks import make_tasks
+from tests.support.tasks import make_tasks, taught
 from tests.support.toys import sorting_engine, sorting_learner, sorting_sampling
 
 PATIENCE = 60.0
@@ -55,17 +55,13 @@ def together() -> Iterator[EngineProcess]:
 
 
 def mixed_tasks(salt: int) -> list[GroupTask]:
-    """Prompts of all lengths, so that one batch does not hold them."""
     return make_tasks(11, tokens=range(1, 50), lengths=(3, 9, 30, 250), salt=salt)
 
 
 def make_groups(learner: TorchLearner, salt: int) -> list[TrainingGroup]:
     tasks = mixed_tasks(salt)
     drawn = sampler.draw(learner.model, tasks, SAMPLING, frozenset({0}))
-    return [
-        TrainingGroup(task.prompt, group.completions, (0.0, 1.0, 0.0, 1.0))
-        for task, group in zip(tasks, drawn, strict=True)
-    ]
+    return taught(tasks, drawn, (0.0, 1.0, 0.0, 1.0))
 
 
 def step(process: EngineProcess, groups: Sequence[TrainingGroup]) -> StepReport:
@@ -193,10 +189,7 @@ def test_what_the_learner_needs_and_is_not_there_is_said() -> None:
             rank_device(replace(ALONE, gpus=options), 0)
     with pytest.raises(ValueError, match="the GPUs of one machine"):
         GpuOptions(ranks=0)
-
-
-def test_what_is_not_shared_is_whole() -> None:
     target, full = torch.zeros(3, 2), torch.arange(6.0).view(3, 2)
-    put(target, full)
+    put(target, full)  # what is not shared is whole
     assert torch.equal(whole(target), full)
     assert local(target) is target

@@ -273,9 +273,6 @@ async def test_a_repeated_place_that_was_heard_elsewhere_counts_against_its_acce
     assert (desk.repeated, desk.lies) == (1, lies)
 
 
-# Answers that are shown
-
-
 class Watch:
     def __init__(self) -> None:
         self.time = 0.0

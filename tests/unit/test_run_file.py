@@ -23,12 +23,10 @@ from p2p.node.admission import Capability
 from p2p.node.tables import write_table, write_toml
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.launch import find_containment
-from p2p.wire import pack, unpack_untrusted
+from p2p.wire import unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
 from roles.contract.core.file import (
-    DOMAIN,
-    FORMAT,
     MAX_RUN,
     AdmissionMode,
     AdmissionRules,
@@ -51,6 +49,7 @@ from tests import run_file
 from tests.model_folders import make_folder
 from tests.support.packages import install_shady
 from tests.support.runs import (
+    DRAFT,
     MODEL,
     OWNER,
     RUN,
@@ -72,9 +71,7 @@ def test_what_was_signed_is_what_is_read() -> None:
     assert read.owner == OWNER.peer_id
     assert (len(read.id), read.epoch, read.name) == (32, 1, "sorting")
     assert len(RUN.document) < MAX_RUN / 64
-
-
-def test_the_id_depends_on_owner_and_name_only() -> None:
+    # its id depends on owner and name only
     assert sign_run(replace(TERMS, epoch=2), OWNER).id == RUN.id
     assert sign_run(replace(TERMS, name="other"), OWNER).id != RUN.id
     assert sign_run(TERMS, STRANGER).id != RUN.id
@@ -88,12 +85,6 @@ def test_every_flipped_byte_is_noticed() -> None:
             decode_run_untrusted(bytes(data))
 
 
-def _signed_table(table: dict[str, object]) -> bytes:
-    body = pack({key: table[key] for key in sorted(table)})
-    owner = OWNER.peer_id.digest
-    return pack([FORMAT, owner, body, OWNER.sign(DOMAIN, pack([FORMAT, owner, body]))])
-
-
 def _table() -> dict[str, object]:
     document = unpack_untrusted(RUN.document)
     assert isinstance(document, list)
@@ -103,7 +94,7 @@ def _table() -> dict[str, object]:
 
 
 def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None:
-    assert decode_run_untrusted(_signed_table(_table())) == RUN
+    assert decode_run_untrusted(sign_table(_table())) == RUN
     changes: list[tuple[dict[str, object], str]] = [
         ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
         ({"epoch": 0}, "epoch must be from 1"),
@@ -118,7 +109,7 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
     ]
     for change, reason in changes:
         with pytest.raises(BadMessage, match=reason):
-            decode_run_untrusted(_signed_table({**_table(), **change}))
+            decode_run_untrusted(sign_table({**_table(), **change}))
 
 
 def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> None:
@@ -141,29 +132,17 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
 
 def test_engine_and_environment_come_from_the_run() -> None:
     config = engine_of(RUN, threads=2)
-    assert (config.kind, config.environment, config.threads, config.sampling) == (
-        "torch",
-        "sort",
-        2,
-        NETWORK.sampling,
-    )
+    assert (config.kind, config.environment, config.threads) == ("torch", "sort", 2)
+    assert config.sampling == NETWORK.sampling
     check_pins(RUN)
-    other = sign_run(
-        replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER
-    )
+    pin = EnvironmentPin(name="sort", digest=bytes(32))
+    other = sign_run(replace(TERMS, environments=(pin,)), OWNER)
     with pytest.raises(ConfigError, match="differs from the one of run 'sorting'"):
         check_pins(other)
 
 
 def test_a_draft_fills_in_the_rest() -> None:
-    table: dict[str, object] = {
-        "name": "r",
-        "days": 1,
-        "trainers": [str(TRAINER.peer_id)],
-        "validators": [str(VALIDATOR.peer_id)],
-        "limits": {"preset": "bf16", "surprise": 9},
-        **SORTING_TABLES,
-    }
+    table = {**DRAFT, "days": 1, "limits": {"preset": "bf16", "surprise": 9}}
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.sampling.steps) == (1000 + 86_400, 7)
     assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 5.0)
@@ -188,11 +167,8 @@ def test_a_draft_fills_in_the_rest() -> None:
 def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
     questions = tmp_path / "q.jsonl"
     questions.write_bytes(b"content")
-    table: dict[str, object] = {
-        "name": "r",
-        "trainers": [str(TRAINER.peer_id)],
-        "validators": [str(VALIDATOR.peer_id)],
-        **SORTING_TABLES,
+    table = {
+        **DRAFT,
         "environments": [
             {"name": "arithmetic", "weight": 3, "kinds": {"addition": 2, "stories": 0.5}},
             {"name": "math-exact", "data": str(questions)},
@@ -211,10 +187,7 @@ def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
     assert [part.name for part in setup.parts] == ["arithmetic", "math-exact", "sort"]
     assert (setup.folder, setup.model, setup.parts[1].data) == ("here", None, second.data)
     for change, reason in (
-        (
-            {"weight": 0},
-            r"environments\[0\]: weight must be from 1e-06|weight must be from 1e-06",
-        ),
+        ({"weight": 0}, r"environments\[0\]: weight must be from 1e-06|weight must be from"),
         ({"kinds": {"addition": -1}}, "a weight from 1e-06"),
         ({"kinds": {"addition": float("nan")}}, "is not a number"),
         ({"kinds": {"os:abort": 1.0}}, "a kind of tasks has a name"),
@@ -228,18 +201,18 @@ def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
         ({"length_targets": [999], "length_penalty": 0.5}, "lower it, or raise max_new_tokens"),
         ({"length_targets": [2], "length_penalty": 0.5}, "need a model with a base"),
     ):
-        changed = {"name": "arithmetic", **change}
-        environments = [changed, {"name": "sort"}]
+        environments = [{"name": "arithmetic", **change}, {"name": "sort"}]
         with pytest.raises(ConfigError, match=reason):
             read_draft({**table, "environments": environments}, "draft.toml", now=0.0)
 
 
+PINS = tuple(
+    FilePin(name=name, size=1, digest=bytes(32)) for name in ("config.json", "tokenizer.json")
+)
+
+
 def test_a_run_of_text_needs_the_folder_of_its_base() -> None:
-    pins = tuple(
-        FilePin(name=name, size=1, digest=bytes(32))
-        for name in ("config.json", "tokenizer.json")
-    )
-    model = replace(TERMS.model, base=pins, context=100, end_tokens=(2, 5))
+    model = replace(TERMS.model, base=PINS, context=100, end_tokens=(2, 5))
     run = sign_run(replace(TERMS, model=model), OWNER)
     with pytest.raises(ConfigError, match="speaks text: its environments need the folder"):
         setup_of(run, MachineLimits())
@@ -253,7 +226,6 @@ def test_a_run_of_text_needs_the_folder_of_its_base() -> None:
 def test_the_command_line_signs_and_shows_a_run_of_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its table has digests, for which JSON has no type."""
     folder = make_folder(tmp_path / "small")
     questions = tmp_path / "q.jsonl"
     lines = (json.dumps({"question": str(n), "answer": "1"}) for n in range(64))
@@ -289,17 +261,10 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
 
 
 RECORD = Calibration(
-    model=TERMS.model.digest,
-    dtype=Dtype.FLOAT32,
-    draw=DrawRule.CDF,
-    generators=("torch", "vllm"),
-    validators=("torch",),
-    environments={"sort": 1.0},
-    tokens=131_072,
-    submissions=64,
-    rejected=0,
-    date="2026-11-24",
-)
+    model=TERMS.model.digest, dtype=Dtype.FLOAT32, draw=DrawRule.CDF, validators=("torch",),
+    generators=("torch", "vllm"), environments={"sort": 1.0}, tokens=131_072, submissions=64,
+    rejected=0, date="2026-11-24",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -323,13 +288,9 @@ def test_a_calibration_of_something_else_is_refused(
 def test_the_digest_of_a_model_names_its_base_or_its_seed() -> None:
     model = TERMS.model
     assert replace(model, seed=1).digest != model.digest
-    pins = tuple(
-        FilePin(name=name, size=1, digest=bytes(32))
-        for name in ("config.json", "tokenizer.json")
-    )
-    based = replace(model, base=pins)
+    based = replace(model, base=PINS)
     assert replace(based, seed=1, context=100).digest == based.digest != model.digest
-    other = (pins[0], replace(pins[1], digest=bytes(31) + b"1"))
+    other = (PINS[0], replace(PINS[1], digest=bytes(31) + b"1"))
     assert replace(model, base=other).digest != based.digest
 
 
@@ -349,13 +310,7 @@ def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
     sampling = replace(NETWORK.sampling, submission=64)
     with pytest.raises(ValueError, match=remedy):
         replace(TERMS, sampling=replace(sampling, **change))
-    table = {
-        "name": "long",
-        "trainers": [str(TRAINER.peer_id)],
-        "validators": [str(VALIDATOR.peer_id)],
-        **SORTING_TABLES,
-        "sampling": {**SAMPLING, "submission": 64, **change},
-    }
+    table = {**DRAFT, "sampling": {**SAMPLING, "submission": 64, **change}}
     with pytest.raises(ConfigError, match=remedy):
         read_draft(table, "run.toml", 0.0)
 
@@ -368,7 +323,6 @@ def diloco_draft(**diloco: object) -> dict[str, object]:
 
 
 def test_a_run_that_pre_trains_has_trainers_only() -> None:
-    """It names no environment and no validator, and no node judges in it."""
     draft = diloco_draft(inner_steps=500, anchor=str(TRAINER.peer_id), codec="int8")
     run = sign_run(read_draft(draft, "draft", 0.0), OWNER)
     again = decode_run_untrusted(run.document)
@@ -443,7 +397,6 @@ HOSTILE = (
 
 
 def numbers(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every number in the table."""
     if isinstance(table, dict):
         for key, value in table.items():
             yield from numbers(value, (*path, key))
@@ -500,13 +453,8 @@ def test_steps_in_any_order_or_none_are_a_run() -> None:
 
 
 NAMES = (
-    "os:abort",
-    "os:fork",
-    "http.server:test",
-    "roles.envs.sort:SortEnvironment",
-    "../x",
-    "",
-)
+    "os:abort", "os:fork", "http.server:test", "roles.envs.sort:SortEnvironment", "../x", "",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -535,11 +483,11 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     digest = environment_digest("shady")
-    other = sign_run(
-        replace(TERMS, environments=(EnvironmentPin(name="shady", digest=bytes(32)),)), OWNER
-    )
-    run = sign_run(
-        replace(TERMS, environments=(EnvironmentPin(name="shady", digest=digest),)), OWNER
+    run, other = (
+        sign_run(
+            replace(TERMS, environments=(EnvironmentPin(name="shady", digest=one),)), OWNER
+        )
+        for one in (digest, bytes(32))
     )
     async with open_world(tmp_path / "node") as world:
         with pytest.raises(ConfigError, match="differs from the one of run"):
@@ -557,7 +505,6 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
 
 
 def test_a_machine_has_limits_of_its_own() -> None:
-    """No run, however well signed, makes a machine allocate more than its owner allows."""
     shape = replace(
         SORTER, width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384
     )
@@ -590,7 +537,6 @@ def test_a_prompt_as_long_as_the_context_is_counted() -> None:
 
 
 def test_answers_leave_room_for_a_prompt() -> None:
-    """Else every task of the run fails, at every node."""
     sampling = replace(TERMS.sampling, max_new_tokens=64)
     with pytest.raises(ValueError, match="max_new_tokens = 64 leave no room for a prompt"):
         replace(TERMS, sampling=sampling, model=replace(TERMS.model, context=64))
@@ -599,8 +545,7 @@ def test_answers_leave_room_for_a_prompt() -> None:
 
 def test_what_pretends_has_no_tokenizer() -> None:
     """The owner's template and tokenizer would run in the node's process."""
-    names = ("config.json", "tokenizer.json", "model.safetensors")
-    base = tuple(FilePin(name=name, size=1, digest=bytes(32)) for name in names)
+    base = (*PINS, FilePin(name="model.safetensors", size=1, digest=bytes(32)))
     with pytest.raises(ValueError, match="takes no base"):
         replace(TERMS.model, engine="fake", base=base)
     hostile: Any = replace(TERMS, model=replace(TERMS.model, base=base)).to_table()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -195,4 +194,3 @@ def test_the_kernel_denies_what_the_program_says(tmp_path: object) -> None:
 def test_limits_cross_the_command_line() -> None:
     limits = EntryLimits(amounts={"AS": 1 << 31, "NPROC": 64}, user=1 << 30, machine="x86_64")
     assert EntryLimits(**json.loads(limits.to_argument())) == limits
-    assert ctypes.sizeof(ctypes.c_ushort) == 2

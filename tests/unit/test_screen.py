@@ -23,21 +23,12 @@ from roles.trainer.account import Row
 from roles.trainer.status import now_of as trainer_now
 
 LIFE: Final = Life(
-    made=13_312,
-    accepted=13_056,
-    rejected=256,
-    learnt=10_112,
-    no_spread=2048,
-    stale=512,
-    left_over=256,
-    waiting=128,
-    swarm_accepted=310_857,
-    share=0.042,
-)
+    made=13_312, accepted=13_056, rejected=256, learnt=10_112, no_spread=2048, stale=512,
+    left_over=256, waiting=128, swarm_accepted=310_857, share=0.042,
+)  # fmt: skip
 
 
 def worker(now: str, life: Life = LIFE, speed: float = 1234.0) -> Progress:
-    """As `roles.inference.Inference.progress` makes it."""
     counts = InferenceCounts(doing=Doing.DRAWS, reasons={"activation exponents differ": 2})
     return Progress(facts=tuple(facts_of(now, speed, life, counts)))
 

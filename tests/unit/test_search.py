@@ -44,13 +44,9 @@ async def test_passages_are_found_between_turns() -> None:
     search = make_environment("search", data="\n".join(map(json.dumps, LINES)).encode())
     task = search.task(b"t" * 32)
     number = int(task.answer) - 1700
-    first, *_ = (await search.respond(task, [f"Let me see\n> search: Person {number}?"])).split(
-        "\n"
-    )
-    assert (
-        first
-        == f"[{number + 1}] Person {number} was born in {TOWNS[number % 5]} in {task.answer}."
-    )
+    found = await search.respond(task, [f"Let me see\n> search: Person {number}?"])
+    born = f"was born in {TOWNS[number % 5]} in {task.answer}."
+    assert found.split("\n")[0] == f"[{number + 1}] Person {number} {born}"
     ties = "\n".join(
         f"[{n + 1}] Person {n} was born in {TOWNS[n]} in {1700 + n}." for n in range(3)
     )
@@ -77,7 +73,6 @@ def test_a_bad_file_is_refused(data: bytes, said: str) -> None:
 
 
 def test_a_stranger_hears_the_same(pin: FilePin, tmp_path: Path) -> None:
-    """In the contained process of another node."""
     folder = make_folder(tmp_path / "llama")
     model = TextModel(
         folder=str(folder), end_tokens=(END,), vocabulary=320, context=2048, max_new_tokens=900

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,10 +21,8 @@ from roles.envs.gym import GymEnvironment
 from roles.envs.questions import ExactEnvironment, MathEnvironment
 from roles.envs.sort import SortEnvironment, encode
 from roles.envs.text import Message, TextEnvironment, TextTask, is_held_out
+from tests.support.packages import needs_gym
 
-needs_gym = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
-)
 DATA = b"".join(
     json.dumps({"question": f"What is half of {number}?", "answer": f"{number}/2"}).encode()
     + b"\n"
@@ -44,7 +41,6 @@ def paid(environment: TextEnvironment, task: TextTask, text: str, ended: bool = 
 
 
 def asked(task: TextTask) -> str:
-    """What is hashed to hold a task out."""
     return task.messages[0].content.removesuffix(questions._INSTRUCTION)
 
 
@@ -97,18 +93,11 @@ def test_kinds_come_by_weight_and_all_are_measured() -> None:
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        (" 109", 1.0),
-        ("109.", 1.0),
-        (" 00109", 1.0),
-        ("27 + 82 makes 109 apples", 1.0),
-        ("109 or 110", 0.0),
-        ("-109", 0.0),
-        ("1" * 1_000_000, 0.0),
+        (" 109", 1.0), ("109.", 1.0), (" 00109", 1.0), ("27 + 82 makes 109 apples", 1.0),
+        ("109 or 110", 0.0), ("-109", 0.0), ("1" * 1_000_000, 0.0), ("١٠٩", 0.0), ("", 0.0),
         ("one hundred and nine", 0.0),
-        ("١٠٩", 0.0),
-        ("", 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_last_whole_number_counts(text: str, reward: float) -> None:
     task = TextTask((Message("user", "What is 27 + 82?"),), "27 + 82 =", "109")
     assert paid(ArithmeticEnvironment(), task, text) == reward
@@ -139,15 +128,11 @@ def test_a_bad_file_of_questions_is_refused_by_its_lines(lines: bytes, said: str
 @pytest.mark.parametrize(
     ("text", "exact", "verified"),
     [
-        ("1/2", 1.0, 1.0),
-        ("so it is \\boxed{1/2}", 1.0, 1.0),
-        ("first\n 1/2 ", 1.0, 1.0),
-        ("\\boxed{\\frac{1}{2}}", 0.0, 1.0),
-        ("0.5", 0.0, 1.0),
-        ("\\boxed{2/1}", 0.0, 0.0),
+        ("1/2", 1.0, 1.0), ("so it is \\boxed{1/2}", 1.0, 1.0), ("first\n 1/2 ", 1.0, 1.0),
+        ("\\boxed{\\frac{1}{2}}", 0.0, 1.0), ("0.5", 0.0, 1.0), ("\\boxed{2/1}", 0.0, 0.0),
         ("\\boxed{", 0.0, 0.0),
     ],
-)
+)  # fmt: skip
 def test_who_judges_formulas(text: str, exact: float, verified: float) -> None:
     task = TextTask((Message("user", "What is half of 1?"),), "", "1/2")
     assert paid(ExactEnvironment(DATA), task, text) == exact
@@ -200,7 +185,7 @@ for name, options in CASES:
 def test_tasks_are_the_same_in_every_process() -> None:
     cases: list[tuple[str, dict[str, object]]] = [("sort", {}), ("arithmetic", {})]
     cases.append(("math-exact", {"data": DATA}))
-    if importlib.util.find_spec("reasoning_gym"):
+    if not needs_gym.args[0]:
         cases.append(("reasoning-gym", {"kinds": {"chain_sum": 1.0, "basic_arithmetic": 1.0}}))
     said = {
         subprocess.run(
@@ -217,15 +202,11 @@ def test_tasks_are_the_same_in_every_process() -> None:
 
 def test_runs_that_were_signed_before_still_find_their_environments() -> None:
     """A run file pins these digests of sources: an edited docstring ends every such run."""
-    names = ("sort", "arithmetic", "math", "guess", "calculator", "reasoning-gym")
-    assert {name: environment_digest(name).hex()[:8] for name in names} == {
-        "sort": "a8307497",
-        "arithmetic": "f07fde54",
-        "math": "1c1bcd89",
-        "guess": "0896dac5",
-        "calculator": "64dda790",
-        "reasoning-gym": "6370d9a5",
-    }
+    digests = {
+        "sort": "a8307497", "arithmetic": "f07fde54", "math": "1c1bcd89", "guess": "0896dac5",
+        "calculator": "64dda790", "reasoning-gym": "6370d9a5",
+    }  # fmt: skip
+    assert {name: environment_digest(name).hex()[:8] for name in digests} == digests
 
 
 # The network that sorts
@@ -249,10 +230,5 @@ def test_no_solution_to_what_is_no_prompt(prompt: str) -> None:
 
 
 def test_environments_are_light() -> None:
-    import subprocess
-
     code = "import roles.envs.sort, roles.engines.client, sys; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"False\n"

@@ -14,10 +14,6 @@ from sim.kernel.queue import IO, SLEEP, TIMER, EventQueue, Owner, nanoseconds
 from sim.kernel.trace import BLOCK_EVENTS, EVERYTHING, Trace
 
 
-def make_queue() -> EventQueue:
-    return EventQueue(Trace())
-
-
 @given(st.floats(0, 1e7, allow_nan=False))
 def test_a_deadline_in_nanoseconds_is_the_first_that_compares_as_reached(
     seconds: float,
@@ -29,7 +25,7 @@ def test_a_deadline_in_nanoseconds_is_the_first_that_compares_as_reached(
 
 @given(st.lists(st.integers(0, 20), max_size=50))
 def test_events_run_in_order_of_time_then_of_asking(times: list[int]) -> None:
-    queue = make_queue()
+    queue = EventQueue(Trace())
     ran: list[tuple[int, int]] = []
     for number, when in enumerate(times):
         queue.schedule(when, queue.kernel, "event", ran.append, (when, number))
@@ -39,7 +35,7 @@ def test_events_run_in_order_of_time_then_of_asking(times: list[int]) -> None:
 
 
 def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
-    queue = make_queue()
+    queue = EventQueue(Trace())
     dead, paused = Owner("dead"), Owner("paused")
     seen: list[tuple[str, int]] = []
     for when in (1, 2):
@@ -56,7 +52,7 @@ def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_resumed_process_runs_all_its_timers_and_then_reads_in_order(seed: int) -> None:
     """Timers that its timers set for now are among them; what another owns is never late."""
-    rng, queue = Random(seed), make_queue()
+    rng, queue = Random(seed), EventQueue(Trace())
     paused, other = Owner("paused"), Owner("other")
     plan = [(rng.randrange(100), rng.choice((SLEEP, TIMER, IO, "message"))) for _ in range(40)]
     seen: list[tuple[int, str]] = []
@@ -81,7 +77,7 @@ def test_a_resumed_process_runs_all_its_timers_and_then_reads_in_order(seed: int
 
 def test_events_that_breed_at_one_instant_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "MAX_SAME_INSTANT", 100)
-    queue = make_queue()
+    queue = EventQueue(Trace())
     node = Owner("n3")
 
     def breed() -> None:
@@ -95,7 +91,7 @@ def test_events_that_breed_at_one_instant_are_found(monkeypatch: pytest.MonkeyPa
 def test_watching_does_not_change_the_trace() -> None:
     digests = []
     for step in (0, 5):
-        queue = make_queue()
+        queue = EventQueue(Trace())
         seen: list[int] = []
         if step:
             queue.watch(step, lambda queue=queue, seen=seen: seen.append(queue.now))

@@ -6,6 +6,7 @@ import struct
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ from roles.rl.learner import LearnerConfig, Lora
 from roles.rl.recipes import NETWORK, SORTER
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 from tests.support.shardcast_town import Town, everybody
-from tests.support.tasks import make_tasks
+from tests.support.tasks import make_tasks, taught
 from tests.sweeps import swept
 
 QWEN3 = replace(SORTER, vocabulary=320, width=32, head_width=8, feed_forward=48)
@@ -94,7 +95,6 @@ def open_model(folder: Path, dtype: Dtype = Dtype.FLOAT32) -> TransformerModel:
 def states_alone(
     model: TransformerModel, task: GroupTask, tokens: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Behind each token of one completion, by one plain pass."""
     hidden = model(torch.tensor([task.prompt + tokens[:-1]]))[0, len(task.prompt) - 1 :]
     states: NDArray[np.float32] = hidden.numpy()
     return states
@@ -331,17 +331,12 @@ def begin(base: Path, checkpoint: Path, config: EngineConfig = CONFIG) -> TorchL
 
 def groups_of(learner: TorchLearner) -> list[TrainingGroup]:
     tasks = make_tasks(6, tokens=VOCABULARY)
-    groups = sampler.draw(learner.model, tasks, SAMPLING, ENDS)
-    return [
-        TrainingGroup(task.prompt, group.completions, (1.0, 0.0, 0.0, 0.5))
-        for task, group in zip(tasks, groups, strict=True)
-    ]
+    drawn = sampler.draw(learner.model, tasks, SAMPLING, ENDS)
+    return taught(tasks, drawn, (1.0, 0.0, 0.0, 0.5))
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    model = TransformerModel(read_config(folder).shape)
-    load_weights(model, folder)
-    return dict(model.named_parameters())
+    return dict(open_model(folder).named_parameters())
 
 
 def test_gradients_are_those_of_a_pass_through_both_factors() -> None:
@@ -451,29 +446,31 @@ async def test_what_travels_leads_to_the_policy(base: Path, tmp_path: Path) -> N
 
 
 def test_what_lora_cannot_do_is_said_in_a_sentence(base: Path, tmp_path: Path) -> None:
-    other = replace(CONFIG, learner=replace(LEARNER, lora=replace(LORA, targets=("qkv",))))
+    checkpoint = tmp_path / "checkpoint"
+
+    def config(**changes: Any) -> EngineConfig:
+        return replace(CONFIG, learner=replace(LEARNER, lora=replace(LORA, **changes)))
+
     with pytest.raises(ConfigError, match="targets 'qkv', and the model has down_proj, gate"):
-        TorchLearner(other)
+        TorchLearner(config(targets=("qkv",)))
     with pytest.raises(ConfigError, match="begin with a model"):
-        TorchLearner(CONFIG).open(tmp_path / "checkpoint", None)
+        TorchLearner(CONFIG).open(checkpoint, None)
     with pytest.raises(ConfigError, match="the checkpoint is lost"):
         TorchLearner(CONFIG).adopt(base, 3, base)
-    learner = begin(base, tmp_path / "checkpoint")
-    learner.save(tmp_path / "checkpoint", None)
-    wider = replace(CONFIG, learner=replace(LEARNER, lora=replace(LORA, rank=5)))
-    for config in (wider, replace(CONFIG, learner=replace(LEARNER, lora=None))):
+    begin(base, checkpoint).save(checkpoint, None)
+    for other in (config(rank=5), replace(CONFIG, learner=replace(LEARNER, lora=None))):
         with pytest.raises(EngineError, match="another \\[lora\\]"):
-            begin(base, tmp_path / "checkpoint", config)
+            begin(base, checkpoint, other)
     with pytest.raises(ValueError, match="without targets"):
-        replace(LORA, targets=())
+        config(targets=())
 
 
-def test_a_file_without_lora_keeps_its_digest_and_one_with_it_needs_less_memory() -> None:
+def test_a_learner_with_lora_needs_less_memory_and_has_another_digest() -> None:
     plain = replace(LEARNER, lora=None)
     assert plain.digest != LEARNER.digest
     large = replace(LLAMA, width=1024, feed_forward=4096, head_width=64, layers=12)
-    needs = [memory_needed(large, CONFIG.sampling, 128, one) for one in (plain, LEARNER)]
-    assert needs[1] < needs[0]
+    without, needs = (memory_needed(large, CONFIG.sampling, 128, x) for x in (plain, LEARNER))
+    assert needs < without
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -489,10 +486,8 @@ def test_an_adapter_is_exported_for_peft(base: Path, tmp_path: Path) -> None:
     learner.save(checkpoint, None)
     out = tmp_path / "adapter"
     assert run_main(["export", str(run), "--adapter", "-o", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
+    names = {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in out.iterdir()} == names
     assert run_main(["export", str(base), "--adapter", "-o", str(tmp_path / "x")]) != 0
     peft = pytest.importorskip("peft", reason="peft is not installed")
     transformers = pytest.importorskip("transformers")

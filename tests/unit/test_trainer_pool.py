@@ -63,9 +63,6 @@ def test_more_places_are_asked_for_where_fewer_groups_teach_and_never_without_en
     assert few < demand.ask(peer(1), 0.0, 0.0) <= CAPACITY / 0.25 + 1
 
 
-# The pool of groups
-
-
 def group(version: int, *rewards: float, source: bytes = b"s") -> BufferedGroup:
     return BufferedGroup(
         PolicyVersion(version), source, 0, TrainingGroup((version,), (), rewards)

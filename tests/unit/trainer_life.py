@@ -142,15 +142,6 @@ class Unasked:
     async def evaluation(self) -> list[Task]:
         raise EnvironmentFailed("nothing is evaluated here")
 
-    async def tasks(self, _: Sequence[bytes]) -> list[Task]:
-        raise NotImplementedError
-
-    async def rewards(self, _: object) -> list[float]:
-        raise NotImplementedError
-
-    async def texts(self, _: object) -> list[tuple[str, str]]:
-        raise NotImplementedError
-
 
 class Shardcast:
     """Remembers on disk which versions are out, and says so."""

@@ -23,12 +23,10 @@ RUN, TERMS, POLICY = b"r" * 32, b"t" * 32, b"p" * 32
 
 
 def key(number: int, kind: str = "worker") -> KeyPair:
-    """Return a key that is the same for equal arguments."""
     return KeyPair(content_digest(f"{kind} {number}".encode()))
 
 
 def content(worker: KeyPair, version: int, index: int, kind: str = "content") -> bytes:
-    """Return what fills a place; the gate never reads it."""
     return f"{kind} {worker.peer_id} {version} {index}".encode()
 
 
@@ -64,7 +62,6 @@ _MADE: dict[Commitment, Submission] = {}
 
 
 def submission_of(commitment: Commitment) -> Submission:
-    """Return the content of a place behind the window that was made for it."""
     return _MADE[commitment]
 
 
@@ -82,25 +79,13 @@ def verdict(
 
 
 def answer(trainer: KeyPair, signed: SignedWindow, wanted: tuple[int, ...]) -> Answer:
-    """Return the trainer's answer to a window of a newcomer."""
     account = Account(
-        doing=TrainerDoing.WAITS,
-        step=1,
-        steps=9,
-        own=Fates(learnt=3),
+        doing=TrainerDoing.WAITS, step=1, steps=9, own=Fates(learnt=3),
         curve=[(0, -1), (9, 700)],
-    )
+    )  # fmt: skip
     made = Answer(
-        trainer=trainer.peer_id,
-        window=signed.window.digest,
-        wanted=wanted,
-        scorer=trainer.peer_id,
-        due=600,
-        version=signed.window.version,
-        wanted_next=16,
-        is_newcomer=True,
-        stood=0,
-        owed=32,
-        account=account,
-    )
+        trainer=trainer.peer_id, window=signed.window.digest, wanted=wanted,
+        scorer=trainer.peer_id, due=600, version=signed.window.version, wanted_next=16,
+        is_newcomer=True, stood=0, owed=32, account=account,
+    )  # fmt: skip
     return made.signed(trainer)
