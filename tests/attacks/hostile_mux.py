@@ -13,11 +13,9 @@ from p2p.machine import RealWorld, open_world
 from p2p.transport.connection import Connection, MuxedStream, secure
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.noise import NoiseSession, StaticKey
-from p2p.transport.core.yamux import ACK, DATA, GO_AWAY, HEADER, PING, RST, SYN, WINDOW_UPDATE
+from p2p.transport.core.yamux import DATA, HEADER, SYN, WINDOW_UPDATE
 from p2p.transport.memory import MemoryNetwork
 from tests.support.hosts import secure_pair
-
-__all__ = ["ACK", "DATA", "GO_AWAY", "PING", "RST", "SYN", "WINDOW_UPDATE"]
 
 ECHO = ProtocolId("/test/echo")
 

@@ -16,20 +16,11 @@ from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
 from roles.contract.core.file import decode_run_untrusted
+from roles.protocol.core import window as windows
 from roles.protocol.core.answer import decode_reply_untrusted, decode_request_untrusted
 from roles.protocol.core.conviction import open_conviction_untrusted
 from roles.protocol.core.groups import decode_groups_untrusted
 from roles.protocol.core.verdict import decode_verdict_untrusted
-from roles.protocol.core.window import (
-    WINDOW_DOMAIN,
-    SignedWindow,
-    Submission,
-    Window,
-    content_digest,
-    decode_commitment_untrusted,
-    decode_submission_untrusted,
-    decode_window_untrusted,
-)
 from roles.trainer.taken import decode_taken_untrusted
 from tests.counting import memory_at_most
 from tests.support.foreign import BOMBS, listed
@@ -50,13 +41,13 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "signed manifest": lambda data: decode_manifest_untrusted(signed(data), b"run", verify),
     "roster": lambda data: decode_roster_untrusted(data, b"run", verify),
     "signed roster": lambda data: decode_roster_untrusted(signed(data), b"run", verify),
-    "commitment": decode_commitment_untrusted,
+    "commitment": windows.decode_commitment_untrusted,
     "groups": decode_groups_untrusted,
-    "submission": lambda data: decode_submission_untrusted(data, verify),
+    "submission": lambda data: windows.decode_submission_untrusted(data, verify),
     "verdict": lambda data: decode_verdict_untrusted(data, verify),
     "reply": lambda data: decode_reply_untrusted(data, verify),
     "request": decode_request_untrusted,
-    "window": lambda data: decode_window_untrusted(data, verify),
+    "window": lambda data: windows.decode_window_untrusted(data, verify),
     "conviction": lambda data: open_conviction_untrusted(data, (), verify),
     "taken place": lambda data: decode_taken_untrusted(data, verify),
     "ledger entry": decode_entry_untrusted,
@@ -76,9 +67,9 @@ def test_no_parser_makes_room_for_a_bomb(parse: Callable[[bytes], object], bomb:
 
 def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> None:
     content = listed(MIB, b"\x90")
-    digests = (content_digest(content),)
-    window = Window(bytes(32), bytes(32), KEY.peer_id, 1, bytes(32), 0, digests, b"\1")  # type: ignore[arg-type]
-    data = Submission(SignedWindow.sign(window, KEY), 0, content).to_bytes()
+    digests = (windows.content_digest(content),)
+    window = windows.Window(bytes(32), bytes(32), KEY.peer_id, 1, bytes(32), 0, digests, b"\1")  # type: ignore[arg-type]
+    data = windows.Submission(windows.SignedWindow.sign(window, KEY), 0, content).to_bytes()
     asked = []
 
     def judge(*arguments: object) -> bool:
@@ -87,9 +78,9 @@ def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> 
 
     with memory_at_most(PEAK):
         with pytest.raises(BadMessage, match="signature"):
-            decode_submission_untrusted(data, judge)
-        assert asked == [WINDOW_DOMAIN]
-        opened = decode_submission_untrusted(data, verify)
+            windows.decode_submission_untrusted(data, judge)
+        assert asked == [windows.WINDOW_DOMAIN]
+        opened = windows.decode_submission_untrusted(data, verify)
         with pytest.raises(BadMessage):
             decode_groups_untrusted(opened.content)
 

@@ -10,13 +10,6 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core import caches
-from p2p.gossip.core.caches import (
-    MAX_CACHE_BYTES,
-    MAX_SEEN,
-    MESSAGE_COST,
-    MessageCache,
-    SeenCache,
-)
 from p2p.gossip.core.events import Validity
 from p2p.gossip.core.promises import MAX_OWED, MAX_PROMISES, Promises
 from p2p.gossip.messages import MAX_DATA, Rpc
@@ -96,7 +89,7 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
     victim.meet(FRIEND, STRANGERS[0])
     news = said(AUTHOR, b"news")
     victim.hear(FRIEND, Rpc(messages=[news]))
-    for number in range(MAX_SEEN // 100 + 10):
+    for number in range(caches.MAX_SEEN // 100 + 10):
         batch = [said(STRANGERS[0], b"old", seqno=100 * number + each) for each in range(100)]
         victim.hear(STRANGERS[0], Rpc(messages=batch))
         victim.later(0.02)
@@ -107,19 +100,19 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
 
 
 def test_noise_evicts_the_noise_of_the_loudest_and_never_news() -> None:
-    seen = SeenCache()
+    seen = caches.SeenCache()
     for number in range(500):
         seen.accept(b"news %d" % number, 0.0)
     seen.add(b"quiet", FRIEND, 0.0)
     dice = Random(1)
-    for number in range(MAX_SEEN + 2000):
+    for number in range(caches.MAX_SEEN + 2000):
         seen.add(b"noise %d" % number, dice.choice(STRANGERS), 1.0)
-        assert len(seen) <= MAX_SEEN
+        assert len(seen) <= caches.MAX_SEEN
     assert b"quiet" in seen
     assert all(b"news %d" % number in seen for number in range(500))
-    for number in range(500, MAX_SEEN + 500):
+    for number in range(500, caches.MAX_SEEN + 500):
         seen.accept(b"news %d" % number, 2.0)
-    assert len(seen) <= MAX_SEEN
+    assert len(seen) <= caches.MAX_SEEN
     assert b"news %d" % number in seen
     seen.expire(200.0)
     assert len(seen) == 0
@@ -138,7 +131,7 @@ def test_ignored_messages_of_an_honest_forwarder_cost_it_nothing_but_its_quota()
 
 
 def test_one_author_does_not_fill_the_cache() -> None:
-    kept = MessageCache()
+    kept = caches.MessageCache()
     for number in range(100):
         kept.put(said(AUTHOR, bytes(MAX_DATA), seqno=number))
     honest = said(FRIEND, bytes(MAX_DATA))
@@ -151,12 +144,12 @@ def test_one_author_does_not_fill_the_cache() -> None:
 
 
 def test_messages_without_data_are_not_kept_without_a_limit() -> None:
-    kept = MessageCache()
+    kept = caches.MessageCache()
     for author in range(10):
-        for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
+        for number in range(caches.MAX_CACHE_BYTES // caches.MESSAGE_COST // 8):
             identity = b"%036d" % author, number.to_bytes(8, "big")
             kept.put(caches.PubsubMessage(*identity, TOPIC, None))
-    assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
+    assert len(kept._messages) == caches.MAX_CACHE_BYTES // caches.MESSAGE_COST
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(

@@ -29,19 +29,10 @@ from p2p.multiaddr import Multiaddr
 from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection
-from p2p.transport.core.yamux import MAX_CONTROL
+from p2p.transport.core.yamux import DATA, MAX_CONTROL, PING, SYN
 from p2p.transport.memory import PIPE_BYTES, MemoryNetwork
 from sim.kernel.determinism import deterministic
-from tests.attacks.hostile_mux import (
-    DATA,
-    PING,
-    SYN,
-    Hostile,
-    Victim,
-    frame,
-    hello,
-    open_victims,
-)
+from tests.attacks.hostile_mux import Hostile, Victim, frame, hello, open_victims
 from tests.support.hosts import QUIET, hosts
 from tests.sweeps import swept
 

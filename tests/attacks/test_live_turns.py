@@ -18,19 +18,10 @@ from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
 from p2p.transport.connection import _CROWD, Turns
-from p2p.transport.core.yamux import Event, Mux
+from p2p.transport.core.yamux import DATA, RST, WINDOW_UPDATE, Event, Mux
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI
-from tests.attacks.hostile_mux import (
-    DATA,
-    ECHO,
-    RST,
-    WINDOW_UPDATE,
-    Hostile,
-    frame,
-    hello,
-    open_victims,
-)
+from tests.attacks.hostile_mux import ECHO, Hostile, frame, hello, open_victims
 
 
 class Passes(trio.abc.Instrument):

@@ -14,18 +14,9 @@ import trio.testing
 from p2p.identity import KeyPair, PeerId
 from p2p.transport.core.budget import MAX_OUTGOING, HostBudget
 from p2p.transport.core.negotiate import line
-from p2p.transport.core.yamux import INITIAL_WINDOW, MAX_STREAMS
+from p2p.transport.core.yamux import DATA, INITIAL_WINDOW, MAX_STREAMS, RST, SYN, WINDOW_UPDATE
 from p2p.wire import KI, MIB, FrameReader, encode_varint
-from tests.attacks.hostile_mux import (
-    DATA,
-    RST,
-    SYN,
-    WINDOW_UPDATE,
-    Victim,
-    frame,
-    hello,
-    open_victims,
-)
+from tests.attacks.hostile_mux import Victim, frame, hello, open_victims
 
 
 @contextmanager

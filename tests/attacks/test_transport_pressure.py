@@ -11,22 +11,20 @@ import trio.testing
 
 from p2p.swarm.identify import serve_ping
 from p2p.transport.core.negotiate import line
-from p2p.transport.core.yamux import HEADER, MAX_CONTROL
-from p2p.transport.memory import MemoryStream, _Pipe
-from p2p.wire import KI
-from tests.attacks.hostile_mux import (
+from p2p.transport.core.yamux import (
     ACK,
     DATA,
     GO_AWAY,
+    HEADER,
+    MAX_CONTROL,
     PING,
     RST,
     SYN,
     WINDOW_UPDATE,
-    Hostile,
-    frame,
-    hello,
-    open_victims,
 )
+from p2p.transport.memory import MemoryStream, _Pipe
+from p2p.wire import KI
+from tests.attacks.hostile_mux import Hostile, frame, hello, open_victims
 
 PINGS = b"".join(frame(PING, SYN, 0, value) for value in range(5000))
 

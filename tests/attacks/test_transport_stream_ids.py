@@ -5,16 +5,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from tests.attacks.hostile_mux import (
-    DATA,
-    ECHO,
-    RST,
-    SYN,
-    WINDOW_UPDATE,
-    frame,
-    hello,
-    open_victims,
-)
+from p2p.transport.core.yamux import DATA, RST, SYN, WINDOW_UPDATE
+from tests.attacks.hostile_mux import ECHO, frame, hello, open_victims
 
 
 def reused(stream_id: int) -> bytes:

@@ -7,19 +7,9 @@ import trio
 import trio.testing
 
 from p2p.errors import RemoteProtocolError
-from p2p.transport.core.yamux import MAX_QUEUED
+from p2p.transport.core.yamux import ACK, DATA, MAX_QUEUED, RST, WINDOW_UPDATE
 from p2p.wire import KI
-from tests.attacks.hostile_mux import (
-    ACK,
-    DATA,
-    ECHO,
-    RST,
-    WINDOW_UPDATE,
-    Victim,
-    frame,
-    hello,
-    open_victims,
-)
+from tests.attacks.hostile_mux import ECHO, Victim, frame, hello, open_victims
 
 BAD = frame(9, 0, 0, 0)
 

@@ -23,20 +23,7 @@ from roles.envs.client import LocalEnvironment
 from roles.envs.contained import AnswerFailed, EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
-from roles.protocol.core.answer import (
-    MAX_ANSWER,
-    WORK_PROTOCOL,
-    AccountRequest,
-    Answer,
-    ContentRequest,
-    ContestRequest,
-    Refused,
-    Reply,
-    VerdictRequest,
-    WindowRequest,
-    decode_reply_untrusted,
-    encode_request,
-)
+from roles.protocol.core import answer as msg
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
@@ -87,28 +74,30 @@ class Attacker(Inference):
     def sign(self, window: Window) -> SignedWindow:
         return SignedWindow.sign(window, self.node.world.signer)
 
-    async def ask(self, *parts: bytes) -> Reply | None:
+    async def ask(self, *parts: bytes) -> msg.Reply | None:
         """Send frames, each when the last was answered; None if the stream ends instead."""
         try:
-            async with await self.node.host.open_stream(self.trainer, WORK_PROTOCOL) as stream:
-                reader, data = FrameReader(stream, MAX_ANSWER + 8192), None
+            async with await self.node.host.open_stream(
+                self.trainer, msg.WORK_PROTOCOL
+            ) as stream:
+                reader, data = FrameReader(stream, msg.MAX_ANSWER + 8192), None
                 for part in parts:
                     await stream.send_all(part)
                     data = await reader.receive()
-                return None if data is None else decode_reply_untrusted(data, None)
+                return None if data is None else msg.decode_reply_untrusted(data, None)
         except (trio.BrokenResourceError, PeerUnreachable):
             return None
 
-    async def commit(self, window: Window) -> Reply | None:
-        return await self.ask(frame(encode_request(WindowRequest(self.sign(window)))))
+    async def commit(self, window: Window) -> msg.Reply | None:
+        return await self.ask(frame(msg.encode_request(msg.WindowRequest(self.sign(window)))))
 
     def content(
-        self, window: Window, answer: Answer, index: int, content: bytes, length: int = -1
+        self, window: Window, answer: msg.Answer, index: int, content: bytes, length: int = -1
     ) -> tuple[bytes, bytes]:
         answer = replace(answer, window=window.digest, wanted=(index,))
         length = len(content) if length < 0 else length
-        request = ContentRequest(self.sign(window), answer, index, length)
-        return frame(encode_request(request)), frame(content)
+        request = msg.ContentRequest(self.sign(window), answer, index, length)
+        return frame(msg.encode_request(request)), frame(content)
 
     def verdict(self, window: Window, validator: KeyPair | None = None) -> SignedVerdict:
         """Return a rejection in the trainer's or another's name, signed by nobody of these."""
@@ -165,8 +154,8 @@ def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is wrong at a glance costs no signature check."""
-    seen, told, glance = count_signatures(monkeypatch), dict[str, Reply | None](), []
-    broken = list[Reply | None]()
+    seen, told, glance = count_signatures(monkeypatch), dict[str, msg.Reply | None](), []
+    broken = list[msg.Reply | None]()
 
     async def tries(self: Attacker) -> None:
         version = self.node.shardcast.newest
@@ -178,10 +167,10 @@ def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody(
             told[name] = await self.commit(self.window(**changes))
         for number, validator in enumerate((None, made.key(77, "validator"))):
             verdict = self.verdict(self.window(), validator)
-            contest = ContestRequest(verdict, self.sign(self.window()))
-            for request in (contest, VerdictRequest(verdict)):
+            contest = msg.ContestRequest(verdict, self.sign(self.window()))
+            for request in (contest, msg.VerdictRequest(verdict)):
                 name = f"{type(request).__name__} {number}"
-                told[name] = await self.ask(frame(encode_request(request)))
+                told[name] = await self.ask(frame(msg.encode_request(request)))
         glance.append(seen[str(self.node.peer_id)])
         honest = self.window()
         told["another node"] = await self.commit(replace(honest, node=self.trainer))
@@ -191,19 +180,19 @@ def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody(
         told["the same"] = await self.commit(honest)
         told["other content"] = await self.commit(replace(honest, contents=(b"x" * 32,)))
         unsigned = SignedWindow(replace(honest, first=1), bytes(64))
-        for data in (encode_request(WindowRequest(unsigned)), bytes(range(200))):
+        for data in (msg.encode_request(msg.WindowRequest(unsigned)), bytes(range(200))):
             broken.append(await self.ask(frame(data)))
 
     health = play(tries, monkeypatch)
     assert glance == [0]
     answers = [told.pop("honest"), told.pop("the same")]
-    assert all(isinstance(one, Answer) and one.wanted == (0,) for one in answers)
+    assert all(isinstance(one, msg.Answer) and one.wanted == (0,) for one in answers)
     words = {name: said for name, (_, said) in AT_A_GLANCE.items()} | {
         "another node": "from the node that signed it", "too few claims": "groups, not",
     }  # fmt: skip
     assert len(told) == 20 + 3 + 4 + 4
     for name, reply in told.items():
-        assert isinstance(reply, Refused), (name, reply)
+        assert isinstance(reply, msg.Refused), (name, reply)
         sentence = "the newest policy is" if "to come" in name else words.get(name, "")
         assert sentence in reply.reason
     assert broken == [None, None]
@@ -215,12 +204,12 @@ def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The claims beside the content were believed."""
-    told: dict[str, Reply | None] = {}
+    told: dict[str, msg.Reply | None] = {}
 
     async def tries(self: Attacker) -> None:
         window = self.window()
         answer = await self.commit(window)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, msg.Answer)
         turned = replace(window, claims=bytes([Claim.ALIKE] * len(window.claims)))
         two = replace(window, contents=window.contents * 2, claims=window.claims * 2)
         told["other claims"] = await self.ask(*self.content(turned, answer, 0, CONTENT)[:1])
@@ -235,21 +224,21 @@ def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(
         told["other content"] = await self.ask(*self.content(window, answer, 0, CONTENT[::-1]))
         told["the window again"] = await self.commit(window)
         forged = self.sign(window)
-        request = ContentRequest(SignedWindow(window, bytes(64)), answer, 0, len(CONTENT))
+        request = msg.ContentRequest(SignedWindow(window, bytes(64)), answer, 0, len(CONTENT))
         assert forged.window == window
-        told["content"] = await self.ask(frame(encode_request(request)), frame(CONTENT))
+        told["content"] = await self.ask(frame(msg.encode_request(request)), frame(CONTENT))
         told["after that"] = await self.commit(self.window(first=1))
 
     health = play(tries, monkeypatch)
-    assert [isinstance(told.pop(name), Answer) for name in ("the window again",)] == [True]
+    assert [isinstance(told.pop(name), msg.Answer) for name in ("the window again",)] == [True]
     said = told.pop("content")
     assert isinstance(said, SignedVerdict)
     assert said.verdict is Verdict.REJECTED
     assert told.pop("longer than announced") is None
     assert told.pop("other content") is None
-    assert all(isinstance(one, Refused) and not one.retry for one in told.values()), told
+    assert all(isinstance(one, msg.Refused) and not one.retry for one in told.values()), told
     after = told["after that"]
-    assert isinstance(after, Refused)
+    assert isinstance(after, msg.Refused)
     assert "banned" in after.reason
     peer = health["attacker-1"]["peer"]
     assert trainer_of(health)["bans"][peer]["times"] == 1
@@ -259,19 +248,19 @@ def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(
 def test_questions_about_an_account_are_metered_and_slow_streams_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = list[Reply | None]()
-    slow = list[Reply | None]()
+    told = list[msg.Reply | None]()
+    slow = list[msg.Reply | None]()
 
     async def tries(self: Attacker) -> None:
-        async with await self.node.host.open_stream(self.trainer, WORK_PROTOCOL) as stream:
+        async with await self.node.host.open_stream(self.trainer, msg.WORK_PROTOCOL) as stream:
             await self.node.world.sleep(2)
             try:
-                await stream.send_all(frame(encode_request(AccountRequest())))
-                slow.append(await FrameReader(stream, MAX_ANSWER).receive())
+                await stream.send_all(frame(msg.encode_request(msg.AccountRequest())))
+                slow.append(await FrameReader(stream, msg.MAX_ANSWER).receive())
             except trio.BrokenResourceError:
                 slow.append(None)
         for _ in range(40):
-            told.append(await self.ask(frame(encode_request(AccountRequest()))))
+            told.append(await self.ask(frame(msg.encode_request(msg.AccountRequest()))))
 
     play(tries, monkeypatch)
     assert len(told) == 40

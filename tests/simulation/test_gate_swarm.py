@@ -21,14 +21,7 @@ from roles.engines.fake import FakeEngine
 from roles.inference.life import LifeBook
 from roles.inference.outbox import Outbox
 from roles.inference.windows import SILENT, TOO_OLD, Windows
-from roles.protocol.core.answer import (
-    MAX_ANSWER,
-    WORK_PROTOCOL,
-    Answer,
-    WindowRequest,
-    decode_reply_untrusted,
-    encode_request,
-)
+from roles.protocol.core import answer as msg
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window
@@ -213,14 +206,14 @@ class Flooded(Play):
             window = Window(*head, first, (bytes(31) + bytes([number]),), claims)
             signed = SignedWindow.sign(window, machine.world.signer)
             try:
-                async with await host.open_stream(trainer, WORK_PROTOCOL) as stream:
+                async with await host.open_stream(trainer, msg.WORK_PROTOCOL) as stream:
                     if self._is_slow:
                         await machine.world.sleep(30)
-                    await stream.send_all(frame(encode_request(WindowRequest(signed))))
-                    data = await FrameReader(stream, MAX_ANSWER + 1024).receive()
-                    reply = None if data is None else decode_reply_untrusted(data, None)
-                    self.answers += isinstance(reply, Answer)
-                    first += isinstance(reply, Answer)
+                    await stream.send_all(frame(msg.encode_request(msg.WindowRequest(signed))))
+                    data = await FrameReader(stream, msg.MAX_ANSWER + 1024).receive()
+                    reply = None if data is None else msg.decode_reply_untrusted(data, None)
+                    self.answers += isinstance(reply, msg.Answer)
+                    first += isinstance(reply, msg.Answer)
             except (trio.BrokenResourceError, PeerUnreachable):
                 await machine.world.sleep(0.1)
 

@@ -22,14 +22,7 @@ from sim.net.link import LinkSpec
 from sim.run.result import Result
 from sim.run.runner import run_scenario
 from sim.run.scenario import DrawnFaults, Scenario, load_scenario
-from sim.studies.lab.machines import (
-    FOLDER_PREFIX,
-    Emulation,
-    EmulationConfig,
-    LabMachine,
-    open_emulation,
-    sweep_leftovers,
-)
+from sim.studies.lab import machines
 from sim.studies.lab.namespaces import CAPABILITIES, _missing_capabilities, reason_to_skip
 from sim.studies.lab.real import MAX_NODES, check
 from tests.support.scenarios import FEW_NODES
@@ -145,7 +138,7 @@ def test_real_nodes_answer_the_same_question(
     assert (os.listdir(tmp_path), sorted(os.listdir("/sys/class/net"))) == ([], interfaces)
 
 
-async def one_machine(emulation: Emulation) -> LabMachine:
+async def one_machine(emulation: machines.Emulation) -> machines.LabMachine:
     link = LinkSpec(up=10, down=10)
     return await emulation.add("home", link, lambda folder: (folder / "furniture").touch())
 
@@ -157,7 +150,7 @@ def said_by(program: str) -> list[str]:
 @pytest.mark.usefixtures("shaped_lines")
 async def test_a_program_that_ends_unasked_is_reported_with_its_last_words() -> None:
     async def live() -> None:
-        async with open_emulation(EmulationConfig()) as emulation:
+        async with machines.open_emulation(machines.EmulationConfig()) as emulation:
             machine = await one_machine(emulation)
             await machine.start(
                 said_by("import sys; sys.exit('no more bread')"), lambda report: None
@@ -175,7 +168,7 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
     reports, send = trio.open_memory_channel[dict](10)
     program = "import json, time; print(json.dumps({'pid': 1}), flush=True); time.sleep(1000)"
     with trio.fail_after(60):
-        async with open_emulation(EmulationConfig()) as emulation:
+        async with machines.open_emulation(machines.EmulationConfig()) as emulation:
             machine = await one_machine(emulation)
             await machine.start(said_by(program), reports.send_nowait)
             await send.receive()
@@ -225,7 +218,7 @@ def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
     assert select.select([program], [], [], 10)[0]  # a process that has ended is readable
     os.close(program)
     assert Path(told["folder"]).exists()
-    assert Path(told["folder"]) in sweep_leftovers()
+    assert Path(told["folder"]) in machines.sweep_leftovers()
     assert not Path(told["folder"]).exists()
 
 
@@ -233,9 +226,12 @@ def test_leftovers_are_swept_and_streets_in_use_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sim.studies.lab.machines.MEMORY", tmp_path)
-    used, dead = tmp_path / f"{FOLDER_PREFIX}used", tmp_path / f"{FOLDER_PREFIX}dead"
+    used, dead = (
+        tmp_path / f"{machines.FOLDER_PREFIX}used",
+        tmp_path / f"{machines.FOLDER_PREFIX}dead",
+    )
     (dead / "n1").mkdir(parents=True)
     (dead / "n1" / "key").write_text("x")
     with locked_folder(used):
-        assert sweep_leftovers() == [dead]
+        assert machines.sweep_leftovers() == [dead]
     assert sorted(tmp_path.iterdir()) == [used]
