@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -123,24 +123,13 @@ class RateLimit(TokenBucket):
         return True
 
 
-MIN_QUOTAS: Final = 16
-"""Number of counted peers above which the first sweep drops idle ones. Each sweep doubles the
-number for the next, so sweeps have a constant cost for each peer counted."""
-MAX_QUOTAS: Final = 8192
-"""Maximum number of counted peers, eight times the connections that a host may have. Beyond it,
-the peer counted longest ago starts afresh."""
-_ROUNDING: Final = -1e-3
-"""Tokens that may be lacking because of rounding. The time at which a bucket was empty is a
-float of seconds. After a year, the difference of two such times is good to 4e-9 s, which is
-less than a millionth of a token at 200 tokens a second."""
-
-
 class KeyedQuotas:
     """Token bucket for each peer, with the rules of `RateLimit`.
 
     Each bucket is one number, the time at which it was empty, from which its tokens follow. A
     node counts seven things for each of its peers, and full bucket objects took 4 KiB of a
-    node.
+    node. As times are floats of seconds, a thousandth of a token may be lacking: after a year,
+    the difference of two of them is good to 4e-9 s.
     """
 
     __slots__ = ("_burst", "_emptied", "_rate", "_sweep_at")
@@ -148,8 +137,10 @@ class KeyedQuotas:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._emptied: BoundedDict[bytes, float] = BoundedDict(MAX_QUOTAS)
-        self._sweep_at = MIN_QUOTAS
+        # Eight times the connections that a host may have. Beyond it, the peer counted longest
+        # ago starts afresh.
+        self._emptied: BoundedDict[bytes, float] = BoundedDict(8192)
+        self._sweep_at = 16
 
     def __len__(self) -> int:
         return len(self._emptied)
@@ -164,7 +155,7 @@ class KeyedQuotas:
         else:
             left = (now - emptied) * self._rate
             left = (left if left < self._burst else self._burst) - count
-        if left < _ROUNDING:
+        if left < -1e-3:
             return False
         if emptied is None:
             self._emptied[peer] = now - left / self._rate
@@ -175,7 +166,7 @@ class KeyedQuotas:
     def has(self, peer: bytes, now: float) -> bool:
         """Return True if ``peer`` has a token left."""
         emptied = self._emptied.get(peer)
-        return emptied is None or (now - emptied) * self._rate >= 1 + _ROUNDING
+        return emptied is None or (now - emptied) * self._rate >= 1 - 1e-3
 
     def level(self, peer: bytes, now: float) -> float:
         """Return the tokens that ``peer`` has; less than 0 if it owes some."""
@@ -191,7 +182,8 @@ class KeyedQuotas:
             self._emptied[peer] = now - left / self._rate
 
     def _sweep(self, now: float) -> None:
-        """Drop full buckets, which equal new ones."""
+        """Drop full buckets, which equal new ones. The next sweep comes at twice as many peers,
+        so that sweeps have a constant cost for each peer counted."""
         full_since = now - self._burst / self._rate
         self._emptied.keep(lambda when: when > full_since)
-        self._sweep_at = max(MIN_QUOTAS, 2 * len(self._emptied))
+        self._sweep_at = max(16, 2 * len(self._emptied))

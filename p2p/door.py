@@ -20,8 +20,6 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-MAX_SHOWN: Final = 40
-"""Most characters of a wrong text that are quoted in an error."""
 _NAMES: Final = {
     str: "text",
     bytes: "bytes",
@@ -182,9 +180,9 @@ def _shown(value: object) -> str:
     """Return a wrong value as shown in an error. Bytes are not quoted, since they may be a
     key."""
     if isinstance(value, str):
-        return f"the text {value:.{MAX_SHOWN}}"
+        return f"the text {value:.40}"
     if isinstance(value, bool | int | float) or value is None:
-        return f"{value!r:.{MAX_SHOWN}}"
+        return f"{value!r:.40}"
     if isinstance(value, bytes):
         return "bytes" if type(value) is bytes else f"a {type(value).__name__}"
     if isinstance(value, type):

@@ -43,8 +43,6 @@ PEER_TROUBLE: Final = (
 correctly."""
 MAX_MESSAGE: Final = MIB
 """Most bytes of one message. Larger things (chunks, submissions) travel on streams."""
-MAX_PROTOCOL: Final = 255
-"""Most characters of a protocol id: a line of multistream has 256 bytes, the last a newline."""
 MAX_OUTBOX: Final = 4 * MIB
 """Most bytes of messages that may wait for one peer; beyond it messages to that peer are
 dropped. It is four largest messages, or 16 s of a heartbeat a millisecond."""
@@ -194,9 +192,10 @@ def check_protocol(protocol: str) -> ProtocolId:
         raise ValueError(
             f"{protocol!r} is no protocol id; write for example /example/echo/1.0.0"
         )
-    if len(protocol) > MAX_PROTOCOL:
+    # A line of multistream has 256 bytes, the last a newline.
+    if len(protocol) > 255:
         raise ValueError(
-            f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})"
+            f"a protocol id of {len(protocol)} characters is too long (at most 255)"
         )
     return ProtocolId(protocol)
 

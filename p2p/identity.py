@@ -29,16 +29,8 @@ SEED_BYTES: Final = 32
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 PEER_ID_BYTES: Final = len(_PEER_ID_PREFIX) + 32
 """Bytes of a PeerId: 38, six of prefix and the key itself."""
-_SIGNATURE_PREFIX: Final = b"shoal-signature:"
 
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
-_MEMO: Final = 4096
-"""Number of peer ids cached in both forms, since the same few are converted again and again: 1
-MiB at most."""
-MAX_BASE58: Final = 128
-"""Most characters of base 58 that are decoded. A PeerId has 52. The decoder is quadratic, so
-foreign text is refused before it costs much."""
 
 
 def base58_encode(data: bytes) -> str:
@@ -52,14 +44,15 @@ def base58_encode(data: bytes) -> str:
     return "1" * zeros + "".join(reversed(digits))
 
 
-def base58_decode(text: str, most: int = MAX_BASE58) -> bytes:
-    """Decode base 58. Raise `ValueError` if ``text`` is not base 58 or longer than ``most``."""
+def base58_decode(text: str, most: int = 128) -> bytes:
+    """Decode base 58. Raise `ValueError` if ``text`` is not base 58 or longer than ``most``, as
+    the decoder is quadratic. A PeerId has 52 characters."""
     if len(text) > most:
         raise ValueError(f"base58 text of {len(text)} characters is too long (at most {most})")
     number = 0
     for character in text:
-        digit = _BASE58_DIGIT.get(character)
-        if digit is None:
+        digit = _BASE58.find(character)
+        if digit < 0:
             raise ValueError(f"{character!r} is not a base58 character")
         number = number * 58 + digit
     zeros = len(text) - len(text.lstrip("1"))
@@ -122,12 +115,13 @@ class PeerId(bytes):
         return f"PeerId({text[:4]}…{text[-4:]})"
 
 
-@functools.lru_cache(_MEMO)
+# The same few are converted again and again; 4,096 in both forms take 1 MiB.
+@functools.lru_cache(4096)
 def _from_base58(text: str) -> PeerId:
     return PeerId(base58_decode(text))
 
 
-@functools.lru_cache(_MEMO)
+@functools.lru_cache(4096)
 def _to_base58(digest: bytes) -> str:
     return base58_encode(digest)
 
@@ -180,7 +174,7 @@ def signed_bytes(domain: str, payload: bytes) -> bytes:
 @functools.lru_cache(64)
 def _domain_prefix(domain: str) -> bytes:
     name = domain.encode()
-    return _SIGNATURE_PREFIX + len(name).to_bytes(2, "big") + name
+    return b"shoal-signature:" + len(name).to_bytes(2, "big") + name
 
 
 class KeyPair:

@@ -40,18 +40,6 @@ from p2p.world import Disk, DiskEntry, Worker
 
 T = TypeVar("T")
 
-MAX_DESCRIPTORS: Final = 65536
-"""Number of files and sockets that a node asks the system for, thirty times what it needs. Some
-kernels allow billions, and some libraries iterate over all of them."""
-UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
-"""Errors that mean that a file system cannot have a name."""
-_UNFINISHED: Final = ".shoal-"
-"""Prefix of unfinished files, which are renamed when they are complete. The final name is left
-out, as it may already have the greatest length."""
-COLLECT_EVERY: Final = 10.0
-"""Seconds between full collections of a process that is only a node. Python itself collects
-whenever its objects have grown by a quarter, which under a crowd stops the loop again and
-again."""
 KEY: Final = "key"
 """Name of the key file in a node's folder."""
 
@@ -168,12 +156,16 @@ class RealWorld:
         self.call_at(self.now() + 1.0, self.keep_trimmed)
 
     def keep_collected(self) -> None:
-        """Free garbage in cycles every `COLLECT_EVERY` seconds. If that takes long, the pause
-        is longer, so that it takes a hundredth of the time."""
+        """Free garbage in cycles every ten seconds. If that takes long, the pause is longer, so
+        that it takes a hundredth of the time.
+
+        Python itself collects whenever its objects have grown by a quarter, which under a crowd
+        stops the loop again and again.
+        """
         before = self.now()
         collect_garbage()
         # Part of the time that may go to full collections: 0.3 s of the node above every 30.
-        pause = max(COLLECT_EVERY, (self.now() - before) / 0.01)
+        pause = max(10.0, (self.now() - before) / 0.01)
         self.call_at(self.now() + pause, self.keep_collected)
 
     def rng(self, purpose: str) -> Random:
@@ -240,7 +232,8 @@ class RealDisk:
             raise Unnameable(unencodable(error)) from error
         except OSError as error:
             where = f": {error.filename}" if error.filename is not None else ""
-            kind = Unnameable if error.errno in UNNAMEABLE else StorageError
+            has_no_place = error.errno in (errno.ENAMETOOLONG, errno.EILSEQ)  # for the name
+            kind = Unnameable if has_no_place else StorageError
             raise kind(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -379,7 +372,8 @@ def _fsync(*paths: Path) -> None:
 
 def _replace(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
+    # The final name is left out, as it may already have the greatest length.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".shoal-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -408,11 +402,8 @@ def _remove(path: Path) -> None:
 
 def _list(path: Path) -> list[str]:
     # Dot files are what `_replace` leaves behind when it is killed half-way, and no file.
-    return (
-        sorted(e.name for e in path.iterdir() if not e.name.startswith("."))
-        if path.is_dir()
-        else []
-    )
+    found = path.iterdir() if path.is_dir() else ()
+    return sorted(entry.name for entry in found if not entry.name.startswith("."))
 
 
 def _walk(path: Path, most: int) -> list[DiskEntry]:
@@ -484,7 +475,9 @@ def raise_descriptor_limit() -> int:
     import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    # Thirty times what a node needs. Some kernels allow billions, and some libraries iterate
+    # over all of them.
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         # macOS names a limit that it does not grant
         with contextlib.suppress(OSError, ValueError):
@@ -551,11 +544,7 @@ async def open_world(
     if key is not None:
         check("key", key, KeyPair)
     with contextlib.ExitStack() as stack:
-        folder = (
-            Path(data)
-            if data
-            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        )
+        folder = Path(data or stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
         world = RealWorld(key or load_or_create_key(folder / KEY), folder, mounts)
         async with open_bare_nursery() as nursery:
             nursery.start_soon(world.run_timers)

@@ -28,8 +28,6 @@ and run files for many newcomers."""
 RATE: Final = 64.0 * KI
 """Bytes a second after the burst, where the owner sets no limit to upload: half of a slow
 home's line of 1 Mbit/s."""
-SHARE: Final = 1 / 8
-"""Fraction of ``[share] upload`` for strangers, if the owner sets one."""
 
 
 class StrangerMeter:
@@ -46,14 +44,15 @@ class StrangerMeter:
         Args:
             world: For its clock.
             is_member: Says who is not metered; by default nobody.
-            upload: Bytes a second that the owner lends; 0 for no limit.
+            upload: Bytes a second that the owner lends, of which strangers get an eighth; 0 for
+                no limit.
         """
-        # Seconds of that fraction that make the burst.
+        # 128 seconds of that eighth.
         burst = min(BURST, 16.0 * upload) if upload else BURST
         self._world = world
         self._is_member = is_member
         self._charge: Callable[[int], None] | None = None
-        self._rate = SHARE * upload if upload else RATE
+        self._rate = upload / 8 if upload else RATE
         self._bucket = TokenBucket(burst, world.now())
         self.refused = 0
         """Number of answers that strangers did not get."""

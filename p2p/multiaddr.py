@@ -43,7 +43,6 @@ _NAMES: Final = {code: name for name, code in _CODES.items()}
 _CIRCUIT: Final = "p2p-circuit"
 _FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8, _CIRCUIT: 0}
 """Bytes of the values that have a fixed length. Other values follow a varint."""
-_HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _PLACES = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
 _PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
 _PLACES |= {("dnsaddr",)}
@@ -201,7 +200,7 @@ def _check_part(name: str, value: str) -> None:
         elif name == _CIRCUIT:
             if value:
                 raise ValueError("it has no value")
-        elif not _HOSTNAME.fullmatch(value):
+        elif not re.fullmatch("[A-Za-z0-9._-]{1,253}", value):
             raise ValueError("no host name")
     except ValueError as error:
         raise ValueError(f"/{name}/{value} is no address: {error}") from None

@@ -13,11 +13,8 @@ from typing import Final
 from p2p.errors import BadMessage
 from p2p.wire import decode_varint_untrusted, encode_varint
 
-_VARINT: Final = 0
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf. Fields of the last type are skipped."""
-_FIXED64: Final = 1
-_BYTES: Final = 2
-_FIXED32: Final = 5
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 """Bytes to skip, by wire type."""
 

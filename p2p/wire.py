@@ -25,9 +25,6 @@ KI: Final = 1024
 """Number of bytes in a kibibyte, also used for counts of 1,024."""
 MIB: Final = 1024 * 1024
 """Number of bytes in a mebibyte."""
-MAX_VARINT_BYTES: Final = 9
-"""Most bytes of a varint. multiformats' unsigned-varint has at most 63 bits, so nine groups of
-seven."""
 _UNCOUNTED: Final = 4 * KI
 """Bytes of an unfinished frame that are not counted, since a stream itself costs as much."""
 MAX_ITEMS: Final = 128
@@ -54,10 +51,10 @@ def decode_varint_untrusted(
     data: bytes | bytearray | memoryview, offset: int = 0
 ) -> tuple[int, int] | None:
     """Return (number, offset behind it), or None while incomplete. Raise `BadMessage` if it is
-    too long.
+    too long: multiformats' unsigned-varint has at most 63 bits, nine groups of seven.
     """
     number = shift = 0
-    for index in range(offset, min(len(data), offset + MAX_VARINT_BYTES)):
+    for index in range(offset, min(len(data), offset + 9)):
         byte = data[index]
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -65,8 +62,8 @@ def decode_varint_untrusted(
                 raise BadMessage("a varint is not minimally encoded")
             return number, index + 1
         shift += 7
-    if len(data) - offset >= MAX_VARINT_BYTES:
-        raise BadMessage(f"a varint is longer than {MAX_VARINT_BYTES} bytes")
+    if len(data) - offset >= 9:
+        raise BadMessage("a varint is longer than 9 bytes")
     return None
 
 

@@ -44,15 +44,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
-"""Environment of a child. A fixed hash seed gives sets of text one order in every worker
-process: with another order five of the 106 families of reasoning-gym make a different task of a
-seed."""
 KILL_AFTER: Final = 1.0
 """Seconds in which a child must end after its input has ended. Ours end at once
 (`roles.engines.worker`); one that does not hangs."""
-READY_WITHIN: Final = 120.0
-"""Seconds in which a confined worker must report that it is ready. It takes a tenth of one."""
 
 
 class WorkerStarter:
@@ -149,7 +143,9 @@ class ProcessWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if is_stranger else None,
-            env={**start.variables, **WORKER_VARIABLES},
+            # A fixed hash seed gives sets of text one order in every worker: with another order
+            # five of the 106 families of reasoning-gym make a different task of a seed.
+            env={**start.variables, "PYTHONHASHSEED": "0"},
             process_group=0,  # with what it starts, which ends with it
             bufsize=0,
         )
@@ -192,8 +188,8 @@ class ProcessWorker:
 
     async def wait_ready(self) -> None:
         """Return when the limits of a confined worker are in force. Raises
-        `WorkerNotStarted`."""
-        with trio.move_on_after(READY_WITHIN) as scope:
+        `WorkerNotStarted` if that takes two minutes; it takes a tenth of a second."""
+        with trio.move_on_after(120.0) as scope:
             said = await self._heard(self._read_ready)
             if said == READY:
                 self._inner = _children_of(self._process.pid) if self._is_nested else []
@@ -201,7 +197,7 @@ class ProcessWorker:
                 self._signal(signal.SIGSTOP)
                 return
         await self._hear_out()
-        why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._last_line})"
+        why = "in 120 s" if scope.cancelled_caught else f"({self._last_line})"
         raise WorkerNotStarted(f"the process of {self._name} did not become ready {why}")
 
     async def _read_ready(self) -> bytes:

@@ -41,20 +41,16 @@ class PunchHost(CircuitHost, Protocol):
     @property
     def observed(self) -> tuple[Multiaddr, ...]:
         """Our own addresses as others may see them, the likeliest first."""
-        ...
 
     def has_dialled(self, peer: PeerId) -> bool:
         """Return True if we opened the connection to ``peer``."""
-        ...
 
     async def dial_direct(self, peer: PeerId) -> bool:
         """Dial the public addresses that a peer names. Return True if there is a direct
         connection; the caller sets the deadline."""
-        ...
 
     async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
         """Try for a few seconds to make a direct connection. Return True if there is one."""
-        ...
 
 
 class Puncher:

@@ -28,11 +28,7 @@ from p2p.circuit.messages import (
     decode_stop_untrusted,
     sign_voucher,
 )
-from p2p.errors import (
-    BadMessage,
-    LimitExceeded,
-    PeerUnreachable,
-)
+from p2p.errors import BadMessage, LimitExceeded, PeerUnreachable
 from p2p.host import PEER_TROUBLE, Host, PeerEvent, PeerState, Stream, send_frame
 from p2p.identity import PeerId, Signer
 from p2p.wire import KI, decode_varint_untrusted
@@ -47,7 +43,6 @@ class CircuitHost(Host, Protocol):
 
     def is_direct(self, peer: PeerId) -> bool:
         """Return True if there is a connection to ``peer`` that needs no relay."""
-        ...
 
 
 async def receive_message(stream: trio.abc.ReceiveStream) -> bytes:

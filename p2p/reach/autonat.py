@@ -54,8 +54,6 @@ from p2p.reach.messages import (
 from p2p.swarm.core.limits import PUBLIC, reach_of
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 
-DATA_PIECE: Final = 4000
-"""Bytes of dial data in one message."""
 _STRANGE: Final = tuple(
     ipaddress.IPv6Network(net)
     for net in ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16", "2001::/32")
@@ -188,8 +186,8 @@ class Autonat:
                     if isinstance(answer, DialDataRequest):
                         if not 0 < answer.size <= MAX_DIAL_DATA:
                             return None
-                        for start in range(0, answer.size, DATA_PIECE):
-                            piece = bytes(min(DATA_PIECE, answer.size - start))
+                        for start in range(0, answer.size, 4000):
+                            piece = bytes(min(4000, answer.size - start))
                             await send_frame(stream, DialDataResponse(piece).encode())
                         answer = await _receive(receiver)
                 if not isinstance(answer, DialResponse) or answer.index != 0:

@@ -38,17 +38,10 @@ from p2p.transport.dns import (
 GROUP: Final = "224.0.0.251"
 PORT: Final = 5353
 SERVICE: Final = "_p2p._udp.local"
-MAX_FOUND: Final = 64
-"""Peers remembered."""
-MAX_ASKED: Final = 8
-"""Peers asked for a run at a time."""
 LIFETIME: Final = 120
 """Seconds for which others may believe an answer."""
 PAUSE: Final = 1.0
-"""Seconds between two answers at least, and between the first two questions; then twice as long
-each time."""
-LONGEST: Final = 60.0
-"""The longest pause between two questions in seconds."""
+"""Seconds between two answers at least, and between the first two questions."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +57,7 @@ class Lan:
         self._name = f"{host.world.entropy(20).hex()}.{SERVICE}"
         self._rng = host.world.rng("lan")
         self._answered = host.world.now() - PAUSE
-        self._found: BoundedDict[PeerId, Multiaddr] = BoundedDict(MAX_FOUND)
+        self._found: BoundedDict[PeerId, Multiaddr] = BoundedDict(64)
         self.news = Notifier()
         """Notified when a peer was found, or has another address."""
 
@@ -74,9 +67,9 @@ class Lan:
         return tuple(self._found.values())
 
     def some(self) -> Sequence[Multiaddr]:
-        """Return a few random addresses."""
+        """Return up to eight random addresses, to ask for a run."""
         found = self.found
-        return self._rng.sample(found, min(MAX_ASKED, len(found)))
+        return self._rng.sample(found, min(8, len(found)))
 
     def _answer(self) -> bytes:
         own = [one for one in self._host.addrs if one.relay is None and reach_of(one) < PUBLIC]
@@ -97,12 +90,12 @@ class Lan:
                 logger.debug("link %d carries no mDNS: %s", link, error)
 
     async def ask(self) -> None:
-        """Ask less and less often, until cancelled."""
+        """Ask less and less often, at least once a minute, until cancelled."""
         pause = PAUSE
         while True:
             await self._send(encode_question(SERVICE, PTR))
             await self._host.world.sleep(pause)
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, 60.0)
 
     async def listen(self) -> None:
         """Answer, and take answers, until cancelled."""

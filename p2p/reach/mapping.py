@@ -34,16 +34,11 @@ from p2p.multiaddr import Multiaddr
 from p2p.wire import KI
 from p2p.world import World
 
-RENEWAL: Final = 300.0
-"""Most seconds between two renewals, however long the lease is."""
 MAX_ANSWER: Final = 64 * KI
 """Bytes of an answer over HTTP. Descriptions of routers have up to 10 KB."""
 MAX_DATAGRAM: Final = 2 * KI
 
 _PCP_REQUEST: Final = struct.Struct(">BBHI16s12sB3xHH16s")
-_PCP_ANSWER: Final = struct.Struct(">BBxBII12x12sB3xHH16s")
-_PMP_HEAD: Final = struct.Struct(">BBHI")
-_PMP_MAP: Final = struct.Struct(">HHI")
 _TCP: Final = 6
 """PCP's number of TCP; NAT-PMP's operation is 2."""
 _NONE: Final = IPv4Address(0)
@@ -123,9 +118,9 @@ class _Unmapped(ShoalError):
 
 def decode_pcp_untrusted(data: bytes, nonce: bytes, port: int) -> Answer:
     """Decode PCP's answer about our ``port``. Raise `BadMessage`, and nothing else."""
-    if not _PCP_ANSWER.size <= len(data) <= 1100:
+    if not 60 <= len(data) <= 1100:
         raise BadMessage(f"a PCP answer of {len(data)} bytes")
-    fields = _PCP_ANSWER.unpack_from(data)
+    fields = struct.unpack_from(">BBxBII12x12sB3xHH16s", data)
     version, op, result, seconds, epoch, echo, protocol, internal, external, host = fields
     if (version, op, echo, protocol, internal) != (2, 129, nonce, _TCP, port):
         raise BadMessage("a PCP answer to another request")
@@ -137,19 +132,19 @@ def decode_pcp_untrusted(data: bytes, nonce: bytes, port: int) -> Answer:
 def decode_pmp_untrusted(data: bytes, op: int, port: int = 0) -> Answer:
     """Decode NAT-PMP's answer to operation 0 (the address) or 2 (a mapping of ``port``). Raise
     `BadMessage`, and nothing else."""
-    if not _PMP_HEAD.size <= len(data) <= 16:
+    if not 8 <= len(data) <= 16:
         raise BadMessage(f"a NAT-PMP answer of {len(data)} bytes")
-    version, answered, result, epoch = _PMP_HEAD.unpack_from(data)
-    rest = data[_PMP_HEAD.size :]
+    version, answered, result, epoch = struct.unpack_from(">BBHI", data)
+    rest = data[8:]
     if (version, answered) != (0, 128 + op):
         raise BadMessage("a NAT-PMP answer to another request")
     if result:
         return Answer(result, epoch=epoch)
-    if len(rest) != (_PMP_MAP.size if op else 4):
+    if len(rest) != (8 if op else 4):
         raise BadMessage("a NAT-PMP answer is cut off")
     if not op:
         return Answer(0, IPv4Address(rest), epoch=epoch)
-    internal, external, seconds = _PMP_MAP.unpack(rest)
+    internal, external, seconds = struct.unpack(">HHI", rest)
     if internal != port:
         raise BadMessage("a NAT-PMP answer about another port")
     return Answer(0, port=external, seconds=seconds, epoch=epoch)
@@ -475,7 +470,8 @@ class PortMapping:
             if addr != self.addr:  # also if another machine has the port that we had
                 logger.info("mapping.granted way=%s addr=%s was=%s", way, addr, self.addr)
             self._way, self.addr, self.said = way, addr, f"{way} maps {addr}"
-            return min(RENEWAL, max(10.0, answer.seconds / 2)) if answer.seconds else RENEWAL
+            # A router that forgot us is noticed within 5 minutes, however long the lease is.
+            return min(300.0, max(10.0, answer.seconds / 2)) if answer.seconds else 300.0
         self.said = "; ".join(refusals)
         logger.info("mapping.refused port=%d reason=%s", self._port, self.said)
         self.addr = None

@@ -27,8 +27,6 @@ DIAL_REQUEST_ID: Final = ProtocolId("/libp2p/autonat/2/dial-request")
 DIAL_BACK_ID: Final = ProtocolId("/libp2p/autonat/2/dial-back")
 MAX_MESSAGE: Final = 8 * KI
 """Bytes: a piece of dial data has up to 4,096 and a few around them."""
-MAX_ADDRS: Final = 10
-"""Addresses that one request may name."""
 DIAL_DATA: Final = 30_000
 """Bytes that a client sends before a server dials an address that is not the client's own: more
 than the dial costs its target."""
@@ -145,7 +143,7 @@ def decode_untrusted(data: bytes) -> Message:
 def _request_untrusted(body: bytes, budget: FieldBudget) -> DialRequest:
     addrs, nonce = list[Multiaddr | None](), 0
     for number, value in fields_untrusted(body, budget):
-        if number == 1 and len(addrs) < MAX_ADDRS:
+        if number == 1 and len(addrs) < 10:
             try:
                 addrs.append(decode_multiaddr_untrusted(value))
             except BadMessage:

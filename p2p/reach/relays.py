@@ -20,16 +20,13 @@ from p2p.errors import ConfigError
 from p2p.host import PEER_TROUBLE
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.reach.core.relays import MAX_ASKED, WANTED, Candidate, Rests, rank
+from p2p.reach.core.relays import WANTED, Candidate, Rests, rank
 from p2p.swarm.core.limits import reach_of
 from p2p.swarm.swarm import SwarmHost, ping
 
-AGAIN: Final = 1.0
-"""Seconds until a named relay that was away is asked again; doubled each time."""
 LONGEST: Final = 300.0
-"""Longest such wait, and longest pause between two searches, in seconds."""
-SHORTEST: Final = 0.5
-"""Seconds between the first two searches while no relay was lost; doubled each time."""
+"""Longest wait until a named relay that was away is asked again, and longest pause between two
+searches, in seconds. Both begin short and double each time."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +61,11 @@ class RelayKeeper:
         """Keep a reservation at the relay with this address, until cancelled."""
         assert relay.peer_id is not None
         self._named.add(relay.peer_id)
-        wait = AGAIN
+        wait = 1.0
         while True:
             while relay.peer_id in self._host.network.relays:
                 await self._host.news.wait()
-                wait = AGAIN
+                wait = 1.0
             try:
                 await self._host.listen(relay.through)
             except ConfigError as error:
@@ -78,11 +75,13 @@ class RelayKeeper:
 
     async def run(self) -> None:
         """Find relays while they are needed, until cancelled."""
-        pause, before = SHORTEST, 0
+        pause, before = 0.5, 0
         while True:
             is_needed = self._is_needed()
-            if not is_needed:
-                await self._release()
+            if not is_needed:  # the reservations that were found end
+                for relay in self._host.network.relays:
+                    if relay not in self._named:
+                        await self._host.network.release(relay)
             elif len(self._host.network.relays) < WANTED:
                 known = self._known()
                 if not known:
@@ -90,7 +89,7 @@ class RelayKeeper:
                     known = self._known()
                 await self._reserve(await self._measure(known))
             held = len(self._host.network.relays)
-            pause = SHORTEST if held < before or not is_needed else min(2 * pause, LONGEST)
+            pause = 0.5 if held < before or not is_needed else min(2 * pause, LONGEST)
             before = held
             with trio.move_on_after(pause if is_needed and held < WANTED else LONGEST):
                 while (held, self._is_needed()) == (before, is_needed):
@@ -115,8 +114,8 @@ class RelayKeeper:
     async def _measure(self, known: dict[PeerId, int]) -> list[Candidate]:
         """Connect to some relays, and measure their round trips."""
         host, found = self._host, list[Candidate]()
-        best = list(known)[: 4 * MAX_ASKED]
-        chosen = self._world.rng("relays").sample(best, min(MAX_ASKED, len(best)))
+        best = list(known)[:32]
+        chosen = self._world.rng("relays").sample(best, min(8, len(best)))
 
         async def measure(peer: PeerId) -> None:
             try:
@@ -153,9 +152,3 @@ class RelayKeeper:
             else:
                 logger.info("relay.reserved addr=%s milliseconds=%d", addr, 1000 * best.seconds)
                 self._rests.served(best.peer)
-
-    async def _release(self) -> None:
-        """End the reservations that were found, once others can dial us."""
-        for relay in self._host.network.relays:
-            if relay not in self._named:
-                await self._host.network.release(relay)

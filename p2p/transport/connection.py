@@ -163,12 +163,10 @@ class AddressedStream(Protocol):
 
     def has_spoken(self) -> bool:
         """Return True if there is something to read."""
-        ...
 
     def has_gone(self) -> bool:
         """Return True if the other end has closed its direction, even if some bytes are still
         to be read."""
-        ...
 
 
 @runtime_checkable
@@ -178,16 +176,13 @@ class MeteredStream(Protocol):
     @property
     def unsent(self) -> int:
         """Bytes that the stream has taken and that have not left this machine."""
-        ...
 
     async def wait_unsent(self, at_most: int) -> None:
         """Return when at most ``at_most`` bytes have not left. Raise what sending raises."""
-        ...
 
     def keep_short(self, low_water: int) -> None:
         """Stop taking data while ``low_water`` bytes are unsent, or the usual limit if that is
         lower, from now on."""
-        ...
 
 
 @runtime_checkable
@@ -198,12 +193,10 @@ class DirectStream(Protocol):
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive into ``buffer`` and return the number of bytes; 0 at the end. The buffer is
         not touched before the last schedule point."""
-        ...
 
     def send_nowait(self, data: memoryview) -> int:
         """Send as much as is possible without waiting, and return how many bytes that is. Raise
         `trio.BrokenResourceError` if the stream is broken."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,8 @@ def encode_name(name: str) -> bytes:
 
 def encode_question(name: str, kind: int, number: int = 0, flags: int = 0) -> bytes:
     """Return a message with one question."""
-    return (
-        _HEAD.pack(number, flags, 1, 0, 0, 0)
-        + encode_name(name)
-        + struct.pack(">HH", kind, _IN)
-    )
+    head = _HEAD.pack(number, flags, 1, 0, 0, 0)
+    return head + encode_name(name) + struct.pack(">HH", kind, _IN)
 
 
 def encode_record(name: str, kind: int, seconds: int, data: bytes) -> bytes:

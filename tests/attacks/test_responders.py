@@ -23,7 +23,7 @@ from p2p.host import Host, send_frame
 from p2p.identity import PeerId
 from p2p.ledger.core.exchange import Extent, Question
 from p2p.membership.messages import Want, encode_message as encode_membership
-from p2p.meter import BURST, RATE, SHARE
+from p2p.meter import BURST, RATE
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.messages import Hello, encode_message as encode_shardcast
@@ -232,4 +232,4 @@ def test_what_strangers_get_is_upload() -> None:
     """An owner that lends 64 KiB a second lends strangers an eighth of that."""
     upload = 64.0 * 1024
     given, taken = gift("/shoal/ledger/1.0.0", upload)
-    assert 0 < given <= 16 * upload + 30 * SHARE * upload + 32 * taken
+    assert 0 < given <= 16 * upload + 30 * upload / 8 + 32 * taken

@@ -12,7 +12,8 @@ import trio
 from p2p import TcpNetwork, open_host
 from p2p.errors import BadMessage, PeerUnreachable
 from p2p.multiaddr import Multiaddr
-from p2p.transport.dns import TXT, decode_dns_untrusted, encode_question, encode_record, resolve
+from p2p.transport import dns
+from p2p.transport.dns import TXT, decode_dns_untrusted, encode_question, encode_record
 from tests.unit.test_circuit import KEYS
 
 
@@ -92,7 +93,7 @@ async def test_names_that_branch_cost_few_questions() -> None:
     async with name_server(texts, asked) as place:
         addr = f"/dnsaddr/example/p2p/{KEYS[0].peer_id}"
         with pytest.raises(OSError, match="no address"):
-            await resolve(Multiaddr.parse(addr), [place])
+            await dns.resolve(Multiaddr.parse(addr), [place])
         assert len(asked) <= 1 + 3 * 16
 
 
@@ -103,7 +104,7 @@ async def test_a_dead_name_server_holds_up_no_dial(autojump_clock) -> None:
         async with name_server(name, []) as place:
             addr = Multiaddr.parse(f"/dnsaddr/example/p2p/{KEYS[0].peer_id}")
             with trio.fail_after(2):
-                assert await resolve(addr, [dead.getsockname(), place])
+                assert await dns.resolve(addr, [dead.getsockname(), place])
 
 
 def test_a_name_that_points_to_itself_ends() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import (
     FOREIGN,
-    MAX_BASE58,
     KeyPair,
     PeerId,
     base58_decode,
@@ -29,7 +28,7 @@ def test_base58_vectors() -> None:
     assert base58_encode(bytes.fromhex("0000287fb4cd")) == "11233QC4"
 
 
-@pytest.mark.parametrize("text", ["0", "O", "I", "l", "é", "1" * (MAX_BASE58 + 1)])
+@pytest.mark.parametrize("text", ["0", "O", "I", "l", "é", "1" * 129])
 def test_what_is_no_base58_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="base58"):
         base58_decode(text)

@@ -7,7 +7,6 @@ from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.wire import (
-    MAX_VARINT_BYTES,
     decode_varint_untrusted,
     encode_varint,
     fields_untrusted,
@@ -23,7 +22,7 @@ def test_varints_go_both_ways(number: int, behind: bytes) -> None:
     assert all(decode_varint_untrusted(data[:cut]) is None for cut in range(len(data)))
 
 
-@pytest.mark.parametrize("data", [b"\x80\x00", b"\xff" * MAX_VARINT_BYTES, b"\x80" * 20])
+@pytest.mark.parametrize("data", [b"\x80\x00", b"\xff" * 9, b"\x80" * 20])
 def test_long_or_padded_varints_are_bad(data: bytes) -> None:
     with pytest.raises(BadMessage):
         decode_varint_untrusted(data)

@@ -42,8 +42,7 @@ class HeartbeatVerifier:
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
         """True if peers must show a stamp, as in an open run."""
-        # Peers remembered that have shown their stamp: as many as connections are counted
-        # (`quotas.MAX_QUOTAS`).
+        # Peers remembered that have shown their stamp: as many as `KeyedQuotas` counts.
         self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(8192)
         """Accepted credentials of peers, oldest first."""
         self._clocks: dict[PeerId, float] = {}

@@ -11,10 +11,6 @@ from p2p.identity import PeerId
 
 WANTED: Final = 2
 """Reservations that a host keeps, so that one is left when a relay dies."""
-MAX_ASKED: Final = 8
-"""Relays whose round trips are measured for one choice."""
-LONGEST_REST: Final = 3600.0
-"""Longest rest of a relay that was of no use, in seconds; rests double each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,8 @@ class Rests:
 
     def failed(self, relay: PeerId, now: float) -> None:
         """Let ``relay`` rest, longer than the last time."""
-        # The first rest is 30 s.
-        rest = min(2 * self._until.get(relay, (0.0, 15.0))[1], LONGEST_REST)
+        # The first rest is 30 s, the longest an hour.
+        rest = min(2 * self._until.get(relay, (0.0, 15.0))[1], 3600.0)
         self._until.renew(relay, (now + rest, rest))
 
     def served(self, relay: PeerId) -> None:

@@ -97,7 +97,6 @@ class Holder(Protocol):
 
     def evict(self) -> None:
         """Give up all held bytes, now."""
-        ...
 
 
 class WideStream(Protocol):
