@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2286,
-    "p2p/cast": 1925,
+    "p2p/cast": 1887,
     "p2p/circuit": 798,
     "p2p/dht": 2055,
     "p2p/gossip": 1028,
@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4183,
     "p2p/reach": 1144,
     "p2p/sandbox": 753,
-    "p2p/shardcast": 6596,
+    "p2p/shardcast": 6430,
     "p2p/swarm": 2053,
     "p2p/transport": 2499,
     "proofs": 1023,
