@@ -11,11 +11,12 @@ one process. An address from a peer is only a hint: the peer that answers must p
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, NamedTuple
 
 from p2p.door import check, check_number
 from p2p.errors import BadMessage, ConfigError
@@ -26,23 +27,58 @@ MAX_MULTIADDR: Final = 512
 """Most bytes or characters of an address. The longest that can be dialled, a DNS name of 253
 with port and id, has about 320."""
 
-_CODES: Final = {
-    "ip4": 4,
-    "tcp": 6,
-    "ip6": 41,
-    "dns": 53,
-    "dns4": 54,
-    "dns6": 55,
-    "dnsaddr": 56,
-    "memory": 777,
-    "p2p": 421,
-    "p2p-circuit": 290,
-}
-"""Numbers of the supported protocols in multiformats."""
-_NAMES: Final = {code: name for name, code in _CODES.items()}
 _CIRCUIT: Final = "p2p-circuit"
-_FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8, _CIRCUIT: 0}
-"""Bytes of the values that have a fixed length. Other values follow a varint."""
+
+
+class _Kind(NamedTuple):
+    """A protocol in an address."""
+
+    code: int
+    """Its number in multiformats."""
+    size: int | None
+    """Bytes of a value; None if they follow a varint."""
+    pack: Callable[[str], bytes]
+    """Returns a value's bytes. Raises `ValueError` if the text is no value."""
+    text: Callable[[bytes], str]
+
+
+def _number(code: int, size: int, most: int) -> _Kind:
+    def pack(value: str) -> bytes:
+        if not (value.isascii() and value.isdigit()) or len(value) > 20 or int(value) > most:
+            raise ValueError(f"not a number from 0 to {most}")
+        return int(value).to_bytes(size, "big")
+
+    return _Kind(code, size, pack, lambda data: str(int.from_bytes(data, "big")))
+
+
+def _pack_name(value: str) -> bytes:
+    if not re.fullmatch("[A-Za-z0-9._-]{1,253}", value):
+        raise ValueError("no host name")
+    return value.encode()
+
+
+def _pack_nothing(value: str) -> bytes:
+    if value:
+        raise ValueError("it has no value")
+    return b""
+
+
+_KINDS: Final = {
+    "ip4": _Kind(
+        4, 4, lambda text: IPv4Address(text).packed, lambda data: str(IPv4Address(data))
+    ),
+    "tcp": _number(6, 2, 0xFFFF),
+    "ip6": _Kind(
+        41, 16, lambda text: IPv6Address(text).packed, lambda data: str(IPv6Address(data))
+    ),
+    "memory": _number(777, 8, 2**63 - 1),
+    "p2p": _Kind(421, None, PeerId.from_base58, lambda data: str(PeerId(data))),
+    _CIRCUIT: _Kind(290, 0, _pack_nothing, bytes.decode),
+} | {
+    name: _Kind(code, None, _pack_name, lambda data: data.decode("ascii"))
+    for name, code in (("dns", 53), ("dns4", 54), ("dns6", 55), ("dnsaddr", 56))
+}
+_NAMES: Final = {kind.code: name for name, kind in _KINDS.items()}
 _PLACES = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
 _PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
 _PLACES |= {("dnsaddr",)}
@@ -84,7 +120,13 @@ class Multiaddr:
         if not self.parts:
             raise ValueError("an address is empty; write for example /ip4/127.0.0.1/tcp/4001")
         for name, value in self.parts:
-            _check_part(name, value)
+            if name not in _KINDS:
+                known = ", ".join(sorted(_KINDS))
+                raise ValueError(f"/{name} is no address protocol that Shoal knows ({known})")
+            try:
+                _KINDS[name].pack(value)
+            except ValueError as error:
+                raise ValueError(f"/{name}/{value} is no address: {error}") from None
         names = tuple(name for name, _ in self.parts)
         if "p2p" in names[:-1] and _CIRCUIT not in names:
             raise ValueError(f"/p2p/ must come last in {self}")
@@ -159,9 +201,10 @@ class Multiaddr:
         """Return the binary form (multiformats/multiaddr)."""
         out = bytearray()
         for name, value in self.parts:
-            data = _value_to_bytes(name, value)
-            out += encode_varint(_CODES[name])
-            if name not in _FIXED_BYTES:
+            kind = _KINDS[name]
+            data = kind.pack(value)
+            out += encode_varint(kind.code)
+            if kind.size is None:
                 out += encode_varint(len(data))
             out += data
         return bytes(out)
@@ -181,56 +224,6 @@ def _shared(parts: tuple[tuple[str, str], ...]) -> Multiaddr:
     return Multiaddr(parts)
 
 
-def _check_part(name: str, value: str) -> None:
-    if name not in _CODES:
-        raise ValueError(
-            f"/{name} is no address protocol that Shoal knows ({', '.join(sorted(_CODES))})"
-        )
-    try:
-        if name == "ip4":
-            ipaddress.IPv4Address(value)
-        elif name == "ip6":
-            ipaddress.IPv6Address(value)
-        elif name == "tcp":
-            _check_number(value, 0xFFFF)
-        elif name == "memory":
-            _check_number(value, 2**63 - 1)
-        elif name == "p2p":
-            PeerId.from_base58(value)
-        elif name == _CIRCUIT:
-            if value:
-                raise ValueError("it has no value")
-        elif not re.fullmatch("[A-Za-z0-9._-]{1,253}", value):
-            raise ValueError("no host name")
-    except ValueError as error:
-        raise ValueError(f"/{name}/{value} is no address: {error}") from None
-
-
-def _check_number(value: str, largest: int) -> None:
-    if not (value.isascii() and value.isdigit()) or len(value) > 20 or int(value) > largest:
-        raise ValueError(f"not a number from 0 to {largest}")
-
-
-def _value_to_bytes(name: str, value: str) -> bytes:
-    if name in {"ip4", "ip6"}:
-        return ipaddress.ip_address(value).packed
-    if name in {"tcp", "memory"}:
-        return int(value).to_bytes(_FIXED_BYTES[name], "big")
-    if name == "p2p":
-        return PeerId.from_base58(value).digest
-    return value.encode()  # a name, or nothing
-
-
-def _value_from_bytes(name: str, data: bytes) -> str:
-    if name in {"ip4", "ip6"}:
-        return str(ipaddress.ip_address(data))
-    if name in {"tcp", "memory"}:
-        return str(int.from_bytes(data, "big"))
-    if name == "p2p":
-        return str(PeerId(data))
-    return data.decode("ascii")
-
-
 def decode_multiaddr_untrusted(data: object) -> Multiaddr:
     """Decode the binary form. Raise `BadMessage`, and nothing else, whatever ``data`` is."""
     if not isinstance(data, bytes) or not 0 < len(data) <= MAX_MULTIADDR:
@@ -242,13 +235,14 @@ def decode_multiaddr_untrusted(data: object) -> Multiaddr:
         name = _NAMES.get(code)
         if name is None:
             raise BadMessage(f"address protocol {code} is unknown")
-        length = _FIXED_BYTES.get(name)
+        kind = _KINDS[name]
+        length = kind.size
         if length is None:
             length, offset = _take_varint(data, offset)
         if offset + length > len(data):
             raise BadMessage("an address is cut off")
         try:
-            parts.append((name, _value_from_bytes(name, data[offset : offset + length])))
+            parts.append((name, kind.text(data[offset : offset + length])))
         except ValueError as error:
             raise BadMessage(f"bad /{name} in an address: {error}") from None
         offset += length

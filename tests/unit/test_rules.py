@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.ablate import TABLE, read_table, write_table
+from bench.ablate import TABLE, in_a_child, read_table, write_table
 from bench.rules import SERVICES
 from bench.rules.rule import Rule, carrier, switch_off
 from sim.run.scenario import scenario_names
@@ -104,3 +108,27 @@ def test_the_tests_that_examine_a_rule_exist(name: str) -> None:
 def test_a_rule_that_is_gone_is_not_ablated_in_silence() -> None:
     with pytest.raises(AttributeError, match="carries no rule"):
         switch_off(Rule("a law", {"p2p.shardcast.core.handout:NO_SUCH": 1}))
+
+
+def test_an_interrupted_exam_ends_with_what_it_started(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+
+    def exam() -> None:
+        process = subprocess.Popen(["sleep", "600"])
+        noted.write_text(str(process.pid))
+        os.kill(os.getppid(), signal.SIGINT)
+        process.wait()
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_a_child(exam)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    # It was killed, and may take a moment to die.
+    with contextlib.suppress(OSError):
+        for _ in range(10_000):
+            if Path("/proc", noted.read_text(), "stat").read_text().split()[2] == "Z":
+                return
+            os.sched_yield()
+        pytest.fail("it lives on")
