@@ -1,10 +1,7 @@
 """What a peer sent last is not kept while its next word is awaited.
 
-A task that waits for a stream keeps whatever its local variables name. The stream's account
-knows of what the application received until that comes back for more; from then on, the last
-piece, frame or message lived in no account for as long as the peer was silent: 32 KiB in each
-of 3,600 streams of pings were 120 MiB (`window-hoard`), and a lane may keep a message of a
-megabyte.
+A task that waits for a stream keeps whatever its local variables name, which no account knows
+of: 32 KiB in each of 3,600 streams of pings were 120 MiB (`window-hoard`).
 """
 
 from __future__ import annotations

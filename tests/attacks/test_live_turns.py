@@ -1,8 +1,4 @@
-"""Floods that fill the scheduler's passes, and what applications hold.
-
-Before, 36 connections that opened 256 streams each made passes of a second, and a newcomer
-needs ten of them.
-"""
+"""Floods that fill the scheduler's passes, and what applications hold."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Requests to be neighbours, urgent or not, do not take a node's neighbours from
-it.
+"""Requests to be neighbours, urgent or not, do not take a node's neighbours from it.
 
-Before, an urgent request could not be refused and pushed out a random neighbour. The swarms
-here have 40 nodes and are attacked for a minute; `python -m sim run urgent_links` is the long
-form.
+The swarms here are attacked for a minute; `python -m sim run urgent_links` is the long form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What one peer, or many identities of one network, make a node and a swarm send, store or ask
-for is bounded, however many peers they name.
-
-Before, 22.9 KB/s of accusations made a swarm of 200 send 20 MB/s more.
-"""
+"""What one peer or one network makes a swarm send, store or ask for is bounded."""
 
 from __future__ import annotations
 

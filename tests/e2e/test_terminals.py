@@ -1,7 +1,4 @@
-"""Every live view and progress bar is played in a terminal of 80 x 24, and ended by Ctrl-C.
-
-Piped, the demo of pre-training had always worked; in a terminal it crashed after ten seconds.
-"""
+"""Every live view and progress bar in a terminal of 80 x 24, ended by Ctrl-C."""
 
 from __future__ import annotations
 
