@@ -80,6 +80,11 @@ RULES: Final = {
         scenarios=("flash_crowd", "accuse_flood", "urgent_links", "eclipse"),
         tests="flood_of_requests or asks",
     ),
+    "walks": Rule(
+        "who joins again and again does not walk",
+        {f"{QUOTAS}().walks": UNLIMITED_EACH},
+        tests="walks_once",
+    ),
     "answers": Rule(
         "what one peer makes us send has a bound",
         {f"{QUOTAS}().answers": UNLIMITED_EACH},

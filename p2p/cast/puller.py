@@ -108,7 +108,12 @@ def inodes(files: Iterable[Path]) -> set[int]:
 
 
 def check_replaced(
-    index: Index, out: Path, name: str, ours: Collection[int], weights: Path | None = None
+    index: Index,
+    out: Path,
+    name: str,
+    ours: Collection[int],
+    weights: Path | None = None,
+    chosen: Sequence[int] | None = None,
 ) -> None:
     """Raise `Replaces` if files in ``out`` are others than those of a version.
 
@@ -118,9 +123,11 @@ def check_replaced(
         name: Name of the file, for a version of one file.
         ours: Inodes of files that earlier pulls have put there.
         weights: Path of the version; None if it has not arrived and only sizes are known.
+        chosen: Numbers of the files that are written; None if all are.
     """
     others = []
-    for file in index.files:
+    chosen = range(len(index.files)) if chosen is None else chosen
+    for file in (index.files[number] for number in chosen):
         target = out / (file.path or name)
         if not target.is_file() or target.stat().st_ino in ours:
             continue
@@ -358,14 +365,10 @@ class Pull:
             version = await self._wait(partial(node.shardcast.wait_policy, wanted))
             manifest, index = node.shardcast.manifest(version), node.shardcast.index(version)
             with node.shardcast.pin(version) as weights:
-                place = Path(node.world.disk.locate(weights))
-                try:
-                    self._check_replaced(index, place)
-                except Replaces as trouble:
-                    await self._ask(trouble)
                 if options.format is None:
                     await self._hand_over(manifest, index, weights)
                 else:
+                    place = Path(node.world.disk.locate(weights))
                     await self._hand_over_weights(manifest, index, place)
             node.announce(version)
             ending.is_done = True
@@ -377,7 +380,8 @@ class Pull:
 
     def _check_replaced(self, index: Index, weights: Path | None = None) -> None:
         if self._asks:
-            check_replaced(index, self._out, self._ticket.name, self._ours, weights)
+            chosen = self._selection.files(index) if self._selection is not None else None
+            check_replaced(index, self._out, self._ticket.name, self._ours, weights, chosen)
 
     async def _ask(self, trouble: Replaces) -> None:
         await _ask(trouble, self._options)
@@ -385,13 +389,13 @@ class Pull:
 
     async def _wait(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show progress until ``wait`` returns; ask before files are replaced."""
-        trouble: list[Replaces] = []
-        try:
-            return await self._show(wait)
-        except* Replaces as group:
-            trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
-        await self._ask(trouble[0])
-        return await self._show(wait)
+        while True:
+            trouble: list[Replaces] = []
+            try:
+                return await self._show(wait)
+            except* Replaces as group:
+                trouble += [one for one in leaves(group) if isinstance(one, Replaces)]
+            await self._ask(trouble[0])
 
     async def _show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show progress until ``wait`` returns, and return its result. Raises `Unnameable`
@@ -476,6 +480,10 @@ class Pull:
             if not chosen:
                 raise ConfigError(f"no file of {name} matches {self._selection.pattern!r}")
         place, made = Path(node.world.disk.locate(weights)), None
+        try:
+            self._check_replaced(index, place)
+        except Replaces as trouble:
+            await self._ask(trouble)
         while made is None:
             try:
                 put = partial(deliver, place, index, self._out, name, chosen)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -174,15 +175,16 @@ def clash(paths: Sequence[str]) -> str | None:
     """Return a path that occurs twice or is a folder of another; None if all can exist
     together.
 
-    Letters that differ in case only are the same to some file systems.
+    Letters that differ in case only, or that are composed of other code points, are the same to
+    some file systems.
     """
     seen: dict[str, None] = {}
-    for path in paths:
-        if path.casefold() in seen:
+    folded = [unicodedata.normalize("NFD", path).casefold() for path in paths]
+    for path, name in zip(paths, folded, strict=True):
+        if name in seen:
             return path
-        seen[path.casefold()] = None
-    for path in paths:
-        parent = path.casefold()
+        seen[name] = None
+    for path, parent in zip(paths, folded, strict=True):
         while (cut := parent.rfind("/")) > 0:
             parent = parent[:cut]
             if parent in seen:

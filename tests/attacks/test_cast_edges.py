@@ -13,12 +13,13 @@ import trio
 from hypothesis import given, strategies as st
 
 from p2p.cast.modes import Modes, decode_modes_untrusted, restore
-from p2p.cast.puller import Pull, check_replaced, deliver
+from p2p.cast.puller import Pull, Replaces, check_replaced, deliver
 from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
 from p2p.node.usage import interruptible
 from p2p.policy import NO_POLICY, PolicyVersion
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.http.library import FileChanged, Reader
 from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
@@ -147,6 +148,47 @@ def test_a_name_that_a_terminal_would_obey_is_not_printed(
     assert all(line.isprintable() for line in f"{said.err}{said.out}".split("\n"))
 
 
+def pull_of(folder: Path, indexes: list[Index], newest: int, only: str | None = None) -> Pull:
+    """A pull that follows versions that are here already, below ``folder``."""
+
+    async def wait_policy(at_least: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return at_least
+
+    def manifest(version: int) -> Any:
+        return SimpleNamespace(version=version, digest=b"", note=b"")
+
+    async def wait_selected(version: int) -> tuple[Any, Index, str]:
+        await trio.lowlevel.checkpoint()
+        return manifest(version), indexes[version], f"v{version}"
+
+    node: Any = SimpleNamespace(
+        announce=lambda version: None,
+        shardcast=SimpleNamespace(
+            newest=newest,
+            wait_policy=wait_policy,
+            wait_selected=wait_selected,
+            manifest=manifest,
+            index=indexes.__getitem__,
+            pin=lambda version: contextlib.nullcontext(f"v{version}"),
+            stats=SimpleNamespace(from_origin=0, from_peers=0),
+        ),
+        world=SimpleNamespace(disk=SimpleNamespace(locate=folder.joinpath)),
+    )
+    options: Any = SimpleNamespace(
+        replace=False, format=None, follow=True, command=None, json=True
+    )
+    named = ticket(version=PolicyVersion(0))
+    selection = None if only is None else Selection(only)
+    pull = Pull(node, named, options, folder / "out", Mock(), {}, set(), selection)
+
+    async def wait_shown(wait: Any) -> Any:
+        return await wait()
+
+    pull._wait = wait_shown  # type: ignore[method-assign]
+    return pull
+
+
 @pytest.mark.parametrize("newest", [NO_POLICY, 0])
 async def test_no_later_version_replaces_what_no_pull_has_put_there(
     tmp_path: Path, newest: int
@@ -156,40 +198,53 @@ async def test_no_later_version_replaces_what_no_pull_has_put_there(
     indexes = [stored(tmp_path / f"v{n}", *paths) for n, paths in enumerate(versions)]
     out.mkdir()
     (out / "train.py").write_bytes(b"mine")
-
-    async def wait_policy(at_least: int) -> int:
-        await trio.lowlevel.checkpoint()
-        return at_least
-
-    node: Any = SimpleNamespace(
-        announce=lambda version: None,
-        shardcast=SimpleNamespace(
-            newest=newest,
-            wait_policy=wait_policy,
-            manifest=lambda version: SimpleNamespace(version=version, digest=b"", note=b""),
-            index=indexes.__getitem__,
-            pin=lambda version: contextlib.nullcontext(f"v{version}"),
-            stats=SimpleNamespace(from_origin=0, from_peers=0),
-        ),
-        world=SimpleNamespace(disk=SimpleNamespace(locate=tmp_path.joinpath)),
-    )
-    options: Any = SimpleNamespace(
-        replace=False, format=None, follow=True, command=None, json=True
-    )
-    named = ticket(version=PolicyVersion(0))
-
-    async def wait_shown(wait: Any) -> Any:
-        return await wait()
-
-    pull = Pull(node, named, options, out, Mock(), {}, set(), None)
+    pull = pull_of(tmp_path, indexes, newest)
     with (
-        patch.object(pull, "_wait", wait_shown),
         patch("p2p.cast.puller._check_content"),
         pytest.raises(ConfigError, match=r"train\.py would be replaced"),
     ):
         await pull.run(Mock())
     assert (out / "a").read_bytes() == b"new"
     assert (out / "train.py").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("mine", [b"old", b"mine"])
+async def test_a_chosen_file_replaces_nothing_without_a_question_and_the_others_need_none(
+    tmp_path: Path, mine: bytes
+) -> None:
+    """Sizes were compared while it came, and nothing when it was here: a file of the same size,
+    or one that came at once, replaced ours."""
+    indexes = [stored(tmp_path / "v0", "a", "b")]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").write_bytes(mine)
+    (tmp_path / "v0/a").unlink()  # not chosen, so not fetched
+    with patch("p2p.cast.puller._check_content"):
+        await pull_of(tmp_path, indexes, NO_POLICY, "b").run(Mock())
+        (tmp_path / "v0/a").write_bytes(b"new")
+        with pytest.raises(ConfigError, match="a would be replaced"):
+            await pull_of(tmp_path, indexes, NO_POLICY, "a").run(Mock())
+    assert (tmp_path / "out/a").read_bytes() == mine
+
+
+async def test_each_question_is_asked_however_many_come_while_one_waits(tmp_path: Path) -> None:
+    """The second one ended the pull with a trace of the program."""
+    pull = Pull(Mock(), ticket(), Mock(), tmp_path, Mock(), {}, set(), None)
+    asked = list[str]()
+    troubles = [Replaces([tmp_path / name]) for name in "ab"]
+
+    async def show(_: Any) -> int:
+        await trio.lowlevel.checkpoint()
+        if troubles:
+            raise ExceptionGroup("", [troubles.pop(0)])
+        return 7
+
+    async def ask(trouble: Replaces, _: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        asked.append(trouble.others[0].name)
+
+    with patch.object(pull, "_show", show), patch("p2p.cast.puller._ask", ask):
+        assert await pull._wait(Mock()) == 7
+    assert asked == ["a", "b"]
 
 
 async def test_files_are_looked_at_once_in_five_seconds_however_often_they_are_asked_for(

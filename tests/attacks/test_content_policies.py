@@ -90,6 +90,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no file": (lambda model: os.mkfifo(model / "pipe"), "or no file"),
     "a name that not every system has": (holds("back\\slash"), "no path of a policy's file"),
     "names that differ in case only": (holds("Config.json"), "twice"),
+    "names that one disk takes for one": (holds("\u00e9.bin", "e\u0301.bin"), "twice"),
     "too many files": (holds(*map(str, range(10))), "more files than the limit of 10"),
     "nothing": (is_empty, "no weights"),
     "a cut header": (is_cut_off_at(20), "is cut off"),

@@ -20,6 +20,7 @@ from p2p.membership.core.quotas import RESTART
 from p2p.membership.heartbeat import Digest, Profile, key_of
 from p2p.membership.messages import (
     Beat,
+    Disconnect,
     ForwardJoin,
     Heartbeats,
     Join,
@@ -196,6 +197,30 @@ def test_all_strangers_together_get_a_bounded_number_of_heartbeats() -> None:
     assert ask_all(core_with_members(), strangers, 40) < 17_000
 
 
+def test_who_takes_a_seat_asks_for_all_and_goes_costs_no_more_than_a_stranger() -> None:
+    """Each of 200 identities takes the free seat in turn. Of each byte they made 15."""
+    core, count = core_with_members(), 0
+    for number in range(200):
+        enemy = peer_named(1000 + number)
+        tell(core, enemy, Join(heartbeat_of(enemy, 1)), 2.0)
+        for _ in range(8):
+            keys = tuple([key_of(member.peer) for member in core.members()[:64]])
+            told = tell(core, enemy, Want(keys), 2.0)
+            count += sum(len(one.heartbeats) for _, one in told if isinstance(one, Heartbeats))
+        tell(core, enemy, Disconnect(), 2.0)
+    assert 8_000 < count < 17_000
+
+
+def test_a_peer_that_joins_again_and_again_walks_once() -> None:
+    """Identities that each named a network made a swarm send 25 bytes for each of theirs."""
+    core, walks = linked_core(5), 0
+    for turn in range(10):
+        peer, ask = in_network(1, turn + 1)
+        told = tell(core, peer, Join(ask.heartbeat), 1.0 + 40 * turn)
+        walks += any(isinstance(said, ForwardJoin) for _, said in told)
+    assert walks == 1
+
+
 def test_walks_from_one_neighbour_are_passed_on_within_a_quota() -> None:
     """Else we would send others so much that they take us for the flood."""
     core = linked_core(4)
@@ -339,6 +364,21 @@ def test_few_networks_get_few_places_of_a_full_view() -> None:
             if surplus is not None:
                 view.drop(surplus)
     assert sum(member.peer in bad for member in view.members()) < CONFIG.capacity / 4
+
+
+def test_identities_without_a_network_are_evicted_as_others_are() -> None:
+    """Every second member that we learn of names no public address, for three hours. While
+    any that did was evicted first, 97 % of the view had none at the end."""
+    view = MemberList(peer_named(0), CONFIG, Random(1))
+    for number in range(CONFIG.capacity + 720):
+        at = max(0, number - CONFIG.capacity)
+        public = Multiaddr.parse(f"/ip4/9.{number // 250}.{number % 250}.1/tcp/4001")
+        words = heartbeat_of(peer_named(1 + number), 1, addrs=() if at % 2 else (public,))
+        view.admit(words, 700.0 * (at > 0) + 15 * at)
+        surplus = view.evictee({}, words.peer, 700.0 + 15 * at)
+        if surplus is not None:
+            view.drop(surplus)
+    assert sum(not member.addrs for member in view.members()) < CONFIG.capacity / 2
 
 
 def test_a_swarm_whose_members_all_change_is_asked_for_within_the_budget() -> None:

@@ -198,8 +198,9 @@ class ActiveView:
         # was known late (test_deaths_are_known_in_time_while_a_zone_comes_back).
         others = [other for other in self.neighbours if other != peer][: self._config.active]
         accepted = self._reply(peer, True, now)
+        may_walk = accepted is not None and self._quotas.walks.take(peer, now)
         # A walk has twenty messages in all.
-        if accepted is not None and self._quotas.may_link(member.prefix, 20, now):
+        if may_walk and self._quotas.may_link(member.prefix, 20, now):
             for other in others:
                 self._send(other, msg.ForwardJoin(HOPS, member.signed))
         return accepted

@@ -312,10 +312,6 @@ class MembershipCore:
             self._effects.send(peer, msg.Want(keys))
 
     def _on_want(self, peer: PeerId, keys: tuple[bytes, ...], now: float) -> None:
-        is_neighbour = peer in self._active_view.neighbours
-        if not self._quotas.may_answer(peer, len(keys), now, is_neighbour=is_neighbour):
-            self._verifier.counters["asked for too much"] += 1
-            return
         heartbeats = []
         for key in dict.fromkeys(keys):
             member = self._members.by_key(key)
@@ -323,6 +319,14 @@ class MembershipCore:
                 heartbeats.append(self._local.newest())
             elif member is not None and member.liveness is not Liveness.SUSPECTED:
                 heartbeats.append(member.signed)
+        # Who has been a neighbour for less than so many intervals counts as a stranger, or
+        # minted identities would take a seat in turn, ask for all, and go: 15 bytes for each
+        # of theirs.
+        since = now - 12.0 * self._config.interval
+        is_neighbour = self._active_view.neighbours.get(peer, now) <= since
+        if not self._quotas.may_answer(peer, len(heartbeats), now, is_neighbour=is_neighbour):
+            self._verifier.counters["asked for too much"] += 1
+            return
         for start in range(0, len(heartbeats), msg.MAX_HEARTBEATS):
             self._effects.send(
                 peer, msg.Heartbeats(tuple(heartbeats[start : start + msg.MAX_HEARTBEATS]))

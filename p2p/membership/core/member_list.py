@@ -491,10 +491,10 @@ class MemberList:
         if self.has_audience and self._directs <= self._config.direct:
             pool = [member for member in pool if not member.direct]
         spared = {keep, *neighbours}
-        drawn = self._rng.choices(pool, k=24) if pool else []
+        drawn = self._rng.sample(pool, min(24, len(pool)))
         drawn = [member for member in drawn if member.peer not in spared]
         crowds = Counter([member.prefix for member in drawn])
-        crowds[None] = 0
+        crowds[None] = 1
         return max(drawn, key=lambda member: crowds[member.prefix]).peer if drawn else keep
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:

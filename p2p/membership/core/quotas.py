@@ -21,7 +21,7 @@ neighbour: suspicions of unknown peers, and good-byes.
 heartbeats: those that were asked for, the walks of a newcomer, and refused requests to be
 neighbours. There is one quota for what each peer asks for, one for the requests of each public
 network, and one for all other strangers together. So no network keeps us from answering
-another.
+another. A peer's heartbeat walks once in a while, however often it joins.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class FloodQuotas:
         # Requests of one peer to be a neighbour: a newcomer asks after 1, 2, 4 s, an honest
         # peer that was refused waits for six intervals (`AVOID`).
         self.asks = KeyedQuotas(1 / (6.0 * interval), 4.0)
+        # Joins of one peer after which its heartbeat walks. Identities that each name a network
+        # of their own joined every 40 s, and made a swarm send 25 bytes for each of theirs.
+        self.walks = KeyedQuotas(1 / (120.0 * interval), 1.0)
         # Heartbeats that one peer makes us send: a newcomer's whole view, 205, or the walks of
         # a crowd that joins through a neighbour; later half of what it may ask all its
         # neighbours for (`refresh`).
