@@ -97,7 +97,7 @@ RULES: Final = {
     ),
     "answers to strangers": Rule(
         "strangers of no network together make us send a bounded amount",
-        {f"{QUOTAS}()._strangers": UNLIMITED},
+        {f"{QUOTAS}()._strangers": UNLIMITED, f"{QUOTAS}()._placeless": UNLIMITED},
         tests="all_strangers",
     ),
     "grants": Rule(

@@ -197,6 +197,22 @@ def test_all_strangers_together_get_a_bounded_number_of_heartbeats() -> None:
     assert ask_all(core_with_members(), strangers, 40) < 17_000
 
 
+def test_a_newcomer_is_answered_while_strangers_ask_for_all() -> None:
+    core, newcomer, other = linked_core(7), peer_named(500), peer_named(501)
+    known = tuple(heartbeat_of(peer_named(200 + number), 1) for number in range(30))
+    tell(core, core.neighbours[0], Heartbeats(known), 1.0)
+    keys = tuple([key_of(member.peer) for member in core.members()])
+    for number in range(520):
+        tell(core, peer_named(1000 + number % 40), Want(keys), 1.0)
+    told = tell(core, newcomer, Join(heartbeat_of(newcomer, 1)), 1.1)
+    assert any(isinstance(said, ForwardJoin) for _, said in told)
+    [(_, said)] = tell(core, newcomer, Want(keys[:23]), 1.2)
+    assert isinstance(said, Heartbeats)
+    assert len(said.heartbeats) == 23
+    told = tell(core, other, Neighbor(False, heartbeat_of(other, 1)), 1.3)
+    assert [type(said) for to, said in told if to == other] == [NeighborReply]
+
+
 def test_who_takes_a_seat_asks_for_all_and_goes_costs_no_more_than_a_stranger() -> None:
     """Each of 200 identities takes the free seat in turn. Of each byte they made 15."""
     core, count = core_with_members(), 0

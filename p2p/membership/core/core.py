@@ -319,12 +319,12 @@ class MembershipCore:
                 heartbeats.append(self._local.newest())
             elif member is not None and member.liveness is not Liveness.SUSPECTED:
                 heartbeats.append(member.signed)
-        # Who has been a neighbour for less than so many intervals counts as a stranger, or
-        # minted identities would take a seat in turn, ask for all, and go: 15 bytes for each
-        # of theirs.
-        since = now - 12.0 * self._config.interval
-        is_neighbour = self._active_view.neighbours.get(peer, now) <= since
-        if not self._quotas.may_answer(peer, len(heartbeats), now, is_neighbour=is_neighbour):
+        # A neighbour counts as a stranger for so many intervals, but for a newcomer's first
+        # requests. Else minted identities would take a seat in turn, ask for all, and go: 15
+        # bytes for each of theirs.
+        age = now - self._active_view.neighbours.get(peer, math.inf)
+        free = math.inf if age >= 12.0 * self._config.interval else 32.0 if age >= 0 else 0.0
+        if not self._quotas.may_answer(peer, len(heartbeats), now, free=free):
             self._verifier.counters["asked for too much"] += 1
             return
         for start in range(0, len(heartbeats), msg.MAX_HEARTBEATS):

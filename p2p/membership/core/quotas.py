@@ -19,9 +19,10 @@ neighbour: suspicions of unknown peers, and good-byes.
 
 *Answers* are larger than questions. What a node sends because another asks is counted in
 heartbeats: those that were asked for, the walks of a newcomer, and refused requests to be
-neighbours. There is one quota for what each peer asks for, one for the requests of each public
-network, and one for all other strangers together. So no network keeps us from answering
-another. A peer's heartbeat walks once in a while, however often it joins.
+neighbours. There is one quota for what each peer asks for, one for what all strangers ask for,
+one for the requests of each public network, and one for those of no network. So no network
+keeps us from answering another. A peer's heartbeat walks once in a while, however often it
+joins.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ class FloodQuotas:
         # walks of 16 newcomers, later one in 8 intervals. Many identities behind one address
         # need none: each is answered, and told others to ask.
         self._network = KeyedQuotas(2.5 / interval, 320.0)
-        # Those that strangers ask for, and those of requests from no public network: 350
+        # Those of requests from no public network, and those that strangers ask for: 350
         # newcomers that walk, and ask for all they were told of; later 0.8 KB a second. A node
-        # that does not live next to us has neighbours of its own to ask.
+        # that does not live next to us has neighbours of its own to ask. While both were one,
+        # 32 strangers that asked for all silenced us to newcomers of no network.
+        self._placeless = RateLimit(16.0 / interval, 16384.0)
         self._strangers = RateLimit(16.0 / interval, 16384.0)
 
     def trusts_suspicions(self, now: float) -> bool:
@@ -89,15 +92,17 @@ class FloodQuotas:
             return  # it was true
         self._trust.level = max(self._trust.available(now) - 1, -TRUST)
 
-    def may_answer(self, peer: PeerId, count: int, now: float, *, is_neighbour: bool) -> bool:
-        """Return True if ``peer`` may get ``count`` heartbeats."""
+    def may_answer(self, peer: PeerId, count: int, now: float, *, free: float) -> bool:
+        """Return True if ``peer`` may get ``count`` heartbeats. Those beyond ``free`` are
+        counted with what all strangers ask for."""
         if not self.answers.take(peer, now, count):
             return False
-        return is_neighbour or self._strangers.allows(count, now)
+        is_free = self.answers.level(peer, now) >= 512.0 - free
+        return is_free or self._strangers.allows(count, now)
 
     def may_link(self, network: bytes | None, cost: int, now: float) -> bool:
         """Return True if a request to be a neighbour, from a public ``network`` or none, may
         cost so many heartbeats."""
         if network is None:
-            return self._strangers.allows(cost, now)
+            return self._placeless.allows(cost, now)
         return self._network.take(network, now, cost)
