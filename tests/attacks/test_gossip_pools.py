@@ -13,7 +13,6 @@ from p2p.gossip.core import caches
 from p2p.gossip.core.caches import (
     MAX_CACHE_BYTES,
     MAX_SEEN,
-    MESSAGE_COST,
     MessageCache,
     SeenCache,
 )
@@ -159,9 +158,9 @@ def test_one_author_does_not_fill_the_cache() -> None:
 def test_messages_without_data_are_not_kept_without_a_limit() -> None:
     kept = MessageCache()
     for author in range(10):
-        for number in range(MAX_CACHE_BYTES // MESSAGE_COST // 8):
+        for number in range(MAX_CACHE_BYTES // 512 // 8):
             kept.put(_empty(author, number))
-    assert len(kept._messages) == MAX_CACHE_BYTES // MESSAGE_COST
+    assert len(kept._messages) == MAX_CACHE_BYTES // 512
 
 
 def _empty(author: int, number: int) -> caches.PubsubMessage:
