@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
-from bench.rules.rule import HUGE, UNLIMITED, UNLIMITED_EACH, Exam, Rule, Service, always
+from bench.rules.rule import (
+    HUGE,
+    UNLIMITED,
+    UNLIMITED_EACH,
+    Exam,
+    Rule,
+    Service,
+    always,
+    edited,
+)
+from p2p.dht.core.validation import RecordValidator
 from p2p.events import Send
 
 CORE: Final = "p2p.dht.core"
@@ -26,6 +37,7 @@ TESTS: Final = (
     "tests/unit/test_dht_table.py",
     "tests/transcripts/test_transcripts.py",
 )
+_RULES_OF: Final = RecordValidator.rules
 
 
 def _failed_at_once(neighbours: Any, contact: Any, now: float) -> None:
@@ -75,13 +87,21 @@ RULES: Final = {
     ),
     "publishers": Rule(
         "a key's records fit an answer",
-        {f"{CORE}.store:MAX_PUBLISHERS": HUGE},
+        {
+            f"{CORE}.store:RecordStore._evicted": edited(
+                f"{CORE}.store:RecordStore._evicted", ">= MAX_RECORDS", ">= 10**9"
+            )
+        },
         scenarios=("squatters",),
         tests="squatters or prefix or publishers",
     ),
     "prefixes of a key": Rule(
         "one network gets a quarter of a key",
-        {f"{CORE}.store:MAX_PER_PREFIX": HUGE},
+        {
+            f"{CORE}.store:RecordStore._evicted": edited(
+                f"{CORE}.store:RecordStore._evicted", ">= 16", ">= 10**9"
+            )
+        },
         scenarios=("squatters",),
         tests="squatters_of_one",
     ),
@@ -129,7 +149,9 @@ RULES: Final = {
         tests="one_network or private_addresses",
     ),
     "long contacts": Rule(
-        "contacts are short", {f"{CORE}.table:MAX_TABLED": HUGE}, tests="long_contacts"
+        "contacts are short",
+        {f"{CORE}.table:RoutingTable._is_dialable": lambda _, contact: bool(contact.addrs)},
+        tests="long_contacts",
     ),
     "who is pinged": Rule(
         "peers without a place are not pinged",
@@ -191,7 +213,11 @@ RULES: Final = {
     ),
     "records validated": Rule(
         "a get remembers a bounded number of records",
-        {f"{CORE}.requester:MAX_VALIDATED": HUGE},
+        {
+            f"{CORE}.requester:GetOperation.take_untrusted": edited(
+                f"{CORE}.requester:GetOperation.take_untrusted", "< 2 * MAX_FOUND", "< 10**9"
+            )
+        },
         tests="bounded_number or editions",
     ),
     "no dial for a ping": Rule(
@@ -207,14 +233,19 @@ RULES: Final = {
     "lifetime": Rule(
         "a record is gone after a day",
         {
-            f"{CORE}.validation:MAX_LIFETIME": 1e9,
-            f"{CORE}.validation:Namespace().max_lifetime": 1e9,
+            f"{CORE}.validation:RecordValidator.rules": lambda *asked: replace(
+                _RULES_OF(*asked), max_lifetime=1e9
+            )
         },
         tests="hour_at_most or time or five_minutes",
     ),
     "three keys": Rule(
         "liars at one key do not hide a record",
-        {f"{CORE}.validation:SALTS": 1, f"{CORE}.validation:Namespace().salts": 1},
+        {
+            f"{CORE}.validation:RecordValidator.rules": lambda *asked: replace(
+                _RULES_OF(*asked), salts=1
+            )
+        },
         scenarios=("squatters",),
         tests="squatters or lies or salted",
     ),

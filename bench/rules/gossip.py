@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bench.rules.rule import HUGE, UNLIMITED_EACH, Exam, Rule, Service, always
+from bench.rules.rule import HUGE, UNLIMITED_EACH, Exam, Rule, Service, always, edited
 from p2p.gossip.config import RATE
 from p2p.gossip.core.promises import Promises
 from p2p.gossip.core.quotas import PeerQuotas
@@ -83,7 +83,7 @@ RULES: Final = {
     ),
     "flood": Rule(
         "who floods is disconnected",
-        {f"{CORE}.quotas:FLOOD_BURSTS": HUGE},
+        {f"{CORE}.quotas:PeerQuotas.take_flood": always(False)},
         scenarios=("ghost_mesh",),
         tests="flood_is_dropped or goes_on_is_blamed",
     ),
@@ -145,7 +145,7 @@ RULES: Final = {
     ),
     "opportunistic graft": Rule(
         "a silent mesh is replaced",
-        {f"{CORE}.mesh:OPPORTUNISTIC_GRAFT_HEARTBEATS": HUGE},
+        {f"{CORE}.mesh:Mesh.maintain": edited(f"{CORE}.mesh:Mesh.maintain", "% 60", "% 10**9")},
         scenarios=("ghost_mesh",),
         tests="bring_news",
     ),
@@ -179,7 +179,7 @@ RULES: Final = {
     ),
     "backoff slack": Rule(
         "an honest GRAFT is not too early",
-        {f"{CORE}.mesh:BACKOFF_SLACK": 0.0},
+        {f"{CORE}.mesh:Mesh()._slack": 0.0},
         scenarios=("ghost_mesh",),
         tests="graft_and_prune",
     ),
@@ -207,7 +207,11 @@ RULES: Final = {
     ),
     "answer": Rule(
         "an IWANT gets a bounded answer",
-        {f"{CORE}.core:MAX_ANSWER": HUGE},
+        {
+            f"{CORE}.core:GossipCore._on_iwant": edited(
+                f"{CORE}.core:GossipCore._on_iwant", "size > msg.MAX_RPC // 2", "False"
+            )
+        },
         tests="fits_one_rpc or stand_on",
     ),
     "cache": Rule(
@@ -217,7 +221,7 @@ RULES: Final = {
     ),
     "message cost": Rule(
         "empty messages are not free",
-        {f"{CORE}.caches:MESSAGE_COST": 0},
+        {f"{CORE}.caches:size_of": lambda message: len(message.data or b"")},
         tests="without_data",
     ),
     "seen": Rule(

@@ -13,6 +13,7 @@ from bench.rules.rule import (
     Service,
     always,
     edited,
+    fixed,
 )
 
 CORE: Final = "p2p.membership.core"
@@ -102,11 +103,7 @@ RULES: Final = {
     ),
     "grants": Rule(
         "one network gets one guest seat at a time",
-        {
-            f"{VIEW}._grant": edited(
-                f"{VIEW}._grant", "if prefix is not None and", "if False and"
-            )
-        },
+        {f"{VIEW}._grant": edited(f"{VIEW}._grant", "(peer.digest, prefix)", "(peer.digest,)")},
         tests="no_more_than_one_guest_seat",
     ),
     "ask back": Rule(
@@ -133,7 +130,10 @@ RULES: Final = {
     ),
     "anchors": Rule(
         "a restarted node asks old neighbours",
-        {f"{CORE}.active_view:ANCHORS": 0},
+        {
+            f"{VIEW}.anchors": fixed(()),
+            f"{VIEW}.bootstrap": edited(f"{VIEW}.bootstrap", "anchors[:2]", "()"),
+        },
         scenarios=("zone_wipe", "partition", "storm"),
         tests="anchors",
     ),
@@ -167,7 +167,13 @@ RULES: Final = {
     ),
     "heard peers": Rule(
         "a suspicion of a peer that we hear is checked first",
-        {f"{CORE}.member_list:MemberState.is_heard": always(False)},
+        {
+            f"{CORE}.failure_detector:FailureDetector.on_suspect": edited(
+                f"{CORE}.failure_detector:FailureDetector.on_suspect",
+                "member.is_heard(now) or ",
+                "",
+            )
+        },
         scenarios=("accuse_flood",),
         tests="refutation",
     ),
@@ -190,7 +196,7 @@ RULES: Final = {
     ),
     "batches": Rule(
         "what can wait comes together, and a full view changes slowly",
-        {f"{CORE}.pull:BATCH_INTERVALS": 0.0},
+        {f"{CORE}.pull:Pull.wanted": edited(f"{CORE}.pull:Pull.wanted", "3.0 *", "0.0 *")},
         tests="larger_than_the_view",
     ),
     "crowded view": Rule(
@@ -200,7 +206,7 @@ RULES: Final = {
     ),
     "young": Rule(
         "invented names do not fill a view",
-        {f"{CORE}.member_list:YOUNG": 0.0},
+        {f"{CORE}.member_list:MemberList()._youth": 0.0},
         scenarios=("eclipse", "urgent_links"),
         tests="flushed or push_each_other",
     ),
@@ -251,7 +257,7 @@ RULES: Final = {
     ),
     "stamp first": Rule(
         "who shows no stamp is not listened to",
-        {f"{CORE}.core:_NEEDS_STAMP": frozenset()},
+        {f"{CORE}.verifier:HeartbeatVerifier.has_stamp": always(True)},
         tests="no_stamp",
     ),
     "tombstones": Rule(
@@ -261,7 +267,7 @@ RULES: Final = {
     ),
     "slack": Rule(
         "a node that lacks one neighbour does not ask around",
-        {f"{CORE}.active_view:SLACK": 0},
+        {f"{VIEW}.__init__": edited(f"{VIEW}.__init__", "slack = 2", "slack = 0")},
         scenarios=("flash_crowd", "accuse_flood", "urgent_links", "eclipse"),
         tests="seat",
     ),

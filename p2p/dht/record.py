@@ -111,28 +111,24 @@ def decode_record_untrusted(data: object) -> Record:
     fields[2] = decode_peer_id_untrusted(fields[2])
     fields.append(signature)
     record = Record(*fields)
-    check_shape(record)
+    check_content(record.namespace, record.name, record.value, BadMessage)
+    if len(record.nonce) != NONCE_BYTES or len(signature) != SIGNATURE_BYTES:
+        raise BadMessage("a record's stamp or signature has the wrong length")
+    if not 0 <= record.seqno <= MAX_SEQNO or not 0 <= record.expires <= MAX_SEQNO:
+        raise BadMessage("a record's numbers are out of range")
     if record.payload != payload:
         raise BadMessage("a record is not canonically encoded")
     return record
 
 
-def check_shape(record: Record) -> None:
-    """Check that all fields of a record are within their bounds.
-
-    Raises:
-        BadMessage: A field is out of bounds; the message names the first one.
-    """
-    if not 0 < len(record.namespace) <= MAX_NAMESPACE or not record.namespace.isascii():
-        raise BadMessage(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
-    if len(record.name) > MAX_NAME:
-        raise BadMessage(f"a name is at most {MAX_NAME} bytes")
-    if len(record.value) > MAX_VALUE:
-        raise BadMessage(f"a value is at most {MAX_VALUE} bytes, not {len(record.value)}")
-    if len(record.nonce) != NONCE_BYTES or len(record.signature) != SIGNATURE_BYTES:
-        raise BadMessage("a record's stamp or signature has the wrong length")
-    if not 0 <= record.seqno <= MAX_SEQNO or not 0 <= record.expires <= MAX_SEQNO:
-        raise BadMessage("a record's numbers are out of range")
+def check_content(namespace: str, name: bytes, value: bytes, error: type[Exception]) -> None:
+    """Raise ``error`` if a part of what a publisher says is empty or too long."""
+    if not 0 < len(namespace) <= MAX_NAMESPACE or not namespace.isascii():
+        raise error(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
+    if len(name) > MAX_NAME:
+        raise error(f"a name is at most {MAX_NAME} bytes")
+    if len(value) > MAX_VALUE:
+        raise error(f"a value is at most {MAX_VALUE} bytes, not {len(value)}")
 
 
 def encode_addrs(addrs: tuple[Multiaddr, ...]) -> bytes:

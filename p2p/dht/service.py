@@ -20,15 +20,13 @@ import trio
 from p2p.dht.config import DhtConfig
 from p2p.dht.core import events as ev
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
+from p2p.dht.core.validation import ADDRESSES, Namespace, RecordValidator
 from p2p.dht.messages import BUCKET_SIZE, MAX_DATAGRAM, Contact
 from p2p.dht.record import (
     ADDR_NAMESPACE,
-    MAX_NAME,
-    MAX_NAMESPACE,
-    MAX_VALUE,
     PROTOCOL_ID,
     Record,
+    check_content,
     decode_addrs_untrusted,
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
@@ -50,18 +48,12 @@ class Dht:
     """Place of this node in the DHT, open for the length of `open_dht`'s block."""
 
     def __init__(
-        self,
-        world: World,
-        host: Host,
-        core: DhtCore,
-        config: DhtConfig,
-        namespaces: dict[str, Namespace],
+        self, world: World, host: Host, core: DhtCore, validator: RecordValidator
     ) -> None:
         self._world = world
         self._host = host
         self._core = core
-        self._config = config
-        self._namespaces = namespaces
+        self._validator = validator
         self._tokens = count(1)
         self._waiting: dict[int, trio.Event] = {}
         self._outcomes: dict[int, ev.Outcome] = {}
@@ -132,7 +124,17 @@ class Dht:
             ValueError: A part is too large, or the lifetime is out of range.
             LimitExceeded: There are 32 records already (`p2p.dht.core.core.MAX_PUBLICATIONS`).
         """
-        self._check_put(namespace, name, value, lifetime)
+        check("namespace", namespace, str)
+        check("name", name, bytes)
+        check("value", value, bytes)
+        check("lifetime", lifetime, int, float)
+        check_content(namespace, name, value, ValueError)
+        longest = self._validator.rules(namespace).max_lifetime
+        if not 1 <= lifetime <= longest:
+            raise ValueError(
+                f"lifetime must be 1 to {longest:.0f} seconds for {namespace} records, not"
+                f" {lifetime:g}"
+            )
         self._driver.check_running("dht")
         async with self._slots:
             self._follow_addrs()
@@ -141,23 +143,6 @@ class Dht:
                 lambda token: ev.Put(token, namespace, name, value, lifetime, wall)
             )
         return outcome.copies if isinstance(outcome, ev.Written) else 0
-
-    def _check_put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
-        check("namespace", namespace, str)
-        check("name", name, bytes)
-        check("value", value, bytes)
-        check("lifetime", lifetime, int, float)
-        if not 0 < len(namespace) <= MAX_NAMESPACE or not namespace.isascii():
-            raise ValueError(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
-        if len(name) > MAX_NAME or len(value) > MAX_VALUE:
-            raise ValueError(f"a name is at most {MAX_NAME} bytes and a value {MAX_VALUE}")
-        known = self._namespaces.get(namespace)
-        longest = MAX_LIFETIME if known is None else known.max_lifetime
-        if not 1 <= lifetime <= longest:
-            raise ValueError(
-                f"lifetime must be 1 to {longest:.0f} seconds for {namespace} records, not"
-                f" {lifetime:g}"
-            )
 
     def forget(self, namespace: str, name: bytes) -> None:
         """Stop publishing a record, which expires at the end of its lifetime."""
@@ -181,12 +166,8 @@ class Dht:
         """Look up and return the addresses of ``peer``, and tell the host. Empty if unknown."""
         check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
-        addrs = [
-            addr
-            for record in records
-            if record.publisher == peer
-            for addr in decode_addrs_untrusted(record.value)
-        ]
+        values = [record.value for record in records if record.publisher == peer]
+        addrs = [addr for value in values for addr in decode_addrs_untrusted(value)]
         signed = tuple(addr.with_peer(peer) for addr in addrs)
         contact = self._core.contact_of(peer)
         said = () if contact is None else tuple(addr.with_peer(peer) for addr in contact.addrs)
@@ -295,6 +276,6 @@ async def open_dht(
     validator = RecordValidator(world.verify, config.difficulty, known)
     table = RoutingTable(own, BUCKET_SIZE)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)
-    dht = Dht(world, host, core, config, known)
+    dht = Dht(world, host, core, validator)
     with dht._serving():
         yield dht

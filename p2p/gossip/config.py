@@ -14,22 +14,8 @@ RATE: Final = 256.0 * KI
 BURST: Final = 4.0 * MIB
 """Units that one peer may cost us at once: a host's whole outbox (4 MiB), which a peer that
 was stopped for a while sends in one go."""
-LAZY: Final = 6
-"""Number of peers outside the mesh that get an IHAVE in each heartbeat (D_lazy). A quarter of
-these peers get one if that is more (the gossip factor of 0.25)."""
-HISTORY: Final = 5
-"""Heartbeats for which a message can be requested (mcache_len). This is two more than it is
-advertised for, so that a late IWANT still finds it."""
-SEEN: Final = 120.0
-"""Seconds for which a message id counts as seen (seen_ttl). A message that comes later is
-delivered twice. Even a message that waits for five seconds in each cache takes twenty hops in
-less time. With long heartbeats it is eight of them: a message must not outlast its id."""
-HISTORY_GOSSIP: Final = 3
-"""Recent heartbeats whose messages IHAVE advertises (mcache_gossip)."""
 BACKOFF: Final = 60.0
 """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
-PROMISE: Final = 3.0
-"""Seconds within which a message requested by IWANT must come (iwant_followup_time)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

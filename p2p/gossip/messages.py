@@ -54,8 +54,6 @@ MAX_FIELDS: Final = 8 * KI
 """Maximum number of protobuf fields in one RPC, including those of unknown kinds. 5,000 ids,
 256 messages and 256 subscriptions make 7,560. Fields are counted while decoding, before they
 cost time."""
-MAX_BACKOFF: Final = 3600
-"""Maximum seconds of backoff that a PRUNE may ask for; a longer one is cut to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,4 +254,5 @@ def _control_untrusted(data: bytes, rpc: Rpc, budget: FieldBudget) -> None:
             _count(rpc.prune)
             fields = dict(fields_untrusted(body, budget))
             backoff = as_int_untrusted(fields.get(3, 0), "backoff")
-            rpc.prune.append((_topic_untrusted(fields.get(1, b"")), min(backoff, MAX_BACKOFF)))
+            # An hour is the most that a PRUNE may ask for.
+            rpc.prune.append((_topic_untrusted(fields.get(1, b"")), min(backoff, 3600)))

@@ -60,11 +60,9 @@ class Gossip:
         check_function("validate", validate, 2)
         check_function("deliver", deliver, 2)
         self._driver.check_running("gossip")
-        event = ev.Subscribe(topic)
         if topic not in self._subscriptions and len(self._subscriptions) >= MAX_TOPICS_OF_PEER:
-            most = MAX_TOPICS_OF_PEER
-            raise ValueError(f"a node hears at most {most} topics: peers remember no more")
-        self._driver.feed(event)
+            raise ValueError(f"peers remember at most {MAX_TOPICS_OF_PEER} topics of a node")
+        self._driver.feed(ev.Subscribe(topic))
         self._subscriptions[topic] = validate, deliver
 
     def unsubscribe(self, topic: str) -> None:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from p2p.door import check_fields
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL
-
-SAMPLE: Final = 15
-"""Random members whose digests go with each heartbeat to a neighbour. Over all neighbours
-this makes about a hundred digests an interval."""
-HOPS: Final = 3
-"""Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end at
-any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +16,9 @@ class MembershipConfig:
     """Seconds between our own heartbeats. With `expiry`, a death is known after about 15 s.
     Half the interval would nearly double what a quiet swarm sends."""
     active: int = 5
-    """Target number of neighbours: the size of HyParView's active view. `active_view.SLACK`
-    allows two fewer or two more. A graph of degree 5 stays connected when many nodes die at
-    once, and each further neighbour adds one more copy of every heartbeat."""
+    """Target number of neighbours: the size of HyParView's active view. A node acts when it has
+    two fewer or two more. A graph of degree 5 stays connected when many nodes die at once, and
+    each further neighbour adds one more copy of every heartbeat."""
     passive: int = 200
     """Number of other peers whose heartbeats are kept to replace lost neighbours: 40 times
     `active`. Filling the view takes 50 KB on the wire, at 250 bytes a heartbeat."""

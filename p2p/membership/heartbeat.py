@@ -27,17 +27,8 @@ MAX_ADDRS: Final = 4
 """Maximum number of addresses: a public and a private one, each for IPv4 and IPv6."""
 MAX_ADDR: Final = 96
 """Maximum bytes of one address: a DNS name of 80 with its port. IPv6 with a port takes 20."""
-MAX_ROLES: Final = 8
-"""Maximum number of roles of one node. There are three kinds, and plug-ins."""
 MAX_NAME: Final = 32
 """Maximum characters of a role's name and of the software version."""
-MAX_RUN: Final = 32
-"""Maximum bytes of a run id, which is a digest."""
-MAX_STAMP: Final = 320
-"""Maximum bytes of a stamp: the 8 of a nonce of `p2p.dht.stamp`, or a credential of
-`p2p.node.admission`."""
-MAX_LEDGER: Final = 112
-"""Maximum bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
 MAX_SEQNO: Final = 2**63 - 1
 """Maximum sequence number of a heartbeat. At one each 50 ms it lasts for 14 billion years."""
 MIN_INTERVAL: Final = 0.05
@@ -54,9 +45,6 @@ KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
 """Types of a heartbeat's fields. A stamp may follow, and then the head of a ledger."""
-_MEMO: Final = 2048
-"""Number of decoded heartbeats remembered, 2 MiB at most. Each arrives about eight times, once
-per neighbour."""
 _PEERS: Final = 4096
 """Number of peers and profiles remembered, 4 MiB at most. Heartbeats with the same content
 share them."""
@@ -90,25 +78,20 @@ class Profile:
     it."""
 
     def __post_init__(self) -> None:
-        are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
-        if len(self.roles) > MAX_ROLES or not are_names_fit:
-            raise ValueError(
-                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters"
-            )
-        if len(self.stamp) > MAX_STAMP:
-            raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
-        if len(self.ledger) > MAX_LEDGER:
-            raise ValueError(f"the head of a ledger has at most {MAX_LEDGER} bytes")
-        if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
-            raise ValueError(
-                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters"
-            )
+        # There are three kinds of roles, and plug-ins. A run id is a digest. A stamp is a nonce
+        # of `p2p.dht.stamp`, or a credential of `p2p.node.admission`.
+        most = {"roles": 8, "run": 32, "version": MAX_NAME, "stamp": 320, "ledger": 112}
+        for name, limit in most.items():
+            if len(getattr(self, name)) > limit:
+                raise ValueError(f"the {name} of a profile has a length of {limit} at most")
+        if not all(0 < len(role) <= MAX_NAME for role in self.roles):
+            raise ValueError(f"the name of a role has 1 to {MAX_NAME} characters")
         if not NO_POLICY <= self.policy <= MAX_POLICY:
             raise ValueError(
                 f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}"
             )
-        is_free = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
-        if not is_free or not 0 <= self.load <= 1:
+        is_capacity = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
+        if not is_capacity or not 0 <= self.load <= 1:
             raise ValueError("upload and slots cannot be negative, and load is 0 to 1")
 
 
@@ -177,16 +160,6 @@ class SignedHeartbeat:
     def seqno(self) -> int:
         return self.heartbeat.seqno
 
-    @property
-    def body(self) -> bytes:
-        """Signed bytes."""
-        return self.wire[:-SIGNATURE_BYTES]
-
-    @property
-    def signature(self) -> bytes:
-        """Signature of the peer over `body`."""
-        return self.wire[-SIGNATURE_BYTES:]
-
 
 def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
     """Sign ``heartbeat``. Addresses beyond `MAX_ADDRS` or `MAX_ADDR` are left out, and so is
@@ -216,7 +189,7 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
     return SignedHeartbeat(heartbeat, body + signer.sign(PROTOCOL_ID, body))
 
 
-@functools.lru_cache(_MEMO)
+@functools.lru_cache(2048)
 def _wire_addrs(addrs: tuple[Multiaddr, ...]) -> tuple[bytes, ...]:
     encoded = (addr.transport.to_bytes() for addr in addrs)
     return tuple(addr for addr in encoded if len(addr) <= MAX_ADDR)[:MAX_ADDRS]
@@ -233,7 +206,8 @@ def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
     return _decode(data)
 
 
-@functools.lru_cache(_MEMO)
+# Each heartbeat arrives about eight times, once per neighbour. The cache has 2 MiB at most.
+@functools.lru_cache(2048)
 def _decode(data: bytes) -> SignedHeartbeat:
     body = data[:-SIGNATURE_BYTES]
     value = unpack_untrusted(body)
@@ -251,7 +225,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
             peer=peer,
             seqno=seqno,
             expires=expires,
-            interval=_seconds(interval),
+            interval=interval / 1000 if interval < 2**31 else -1,
             leaving=leaving,
             profile=_profile_untrusted(peer, tuple(addrs), (tuple(roles), *rest)),
         )
@@ -278,11 +252,6 @@ def _profile_untrusted(
         stamp=stamp,
         ledger=ledger,
     )
-
-
-@functools.lru_cache(_PEERS)
-def _seconds(milliseconds: int) -> float:
-    return milliseconds / 1000 if milliseconds < 2**31 else -1
 
 
 def _addr_untrusted(data: bytes, peer: PeerId) -> Multiaddr:

@@ -40,15 +40,6 @@ others by much."""
 MAX_KEYS: Final = 64
 """Maximum number of heartbeats requested at once; they come back in two messages. This is four
 times what is requested in an interval (`MembershipConfig.refresh`)."""
-MAX_DIGESTS: Final = 256
-"""Maximum number of digests in one message: a whole passive view of 200 and an active one of
-7."""
-MAX_HOPS: Final = 8
-"""Maximum number of steps of a forward-join walk. Ours take 3; 8 mix a swarm of a million at
-degree 8."""
-MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
-"""Maximum bytes of a message: `MAX_HEARTBEATS` of the longest kind, 42 KiB, with their
-headers."""
 
 _DIGEST: Final = struct.Struct(f">{KEY_BYTES}sQi")
 
@@ -149,8 +140,8 @@ def decode_message_untrusted(data: bytes) -> Message:
     Raises:
         BadMessage: The bytes are not a membership message. Nothing else is raised.
     """
-    if len(data) > MAX_MEMBERSHIP_MESSAGE:
-        raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
+    if len(data) > 44 * KI:  # `MAX_HEARTBEATS` of the longest kind take 42
+        raise BadMessage("a membership message has at most 44 KiB")
     # Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4
     # MiB at most.
     return _decode(data) if len(data) > 1024 else _decode_again(data)
@@ -173,9 +164,10 @@ def _pack_digests(digests: tuple[Digest, ...]) -> bytes:
 
 
 def _digests_untrusted(data: bytes) -> tuple[Digest, ...]:
-    if len(data) % _DIGEST.size or len(data) > MAX_DIGESTS * _DIGEST.size:
-        raise BadMessage(f"digests are at most {MAX_DIGESTS} times {_DIGEST.size} bytes")
     size = _DIGEST.size
+    # A whole passive view of 200 and an active one of 7 fit one message.
+    if len(data) % size or len(data) > 256 * size:
+        raise BadMessage(f"digests are at most 256 times {size} bytes")
     starts = range(0, len(data), size)
     return tuple([_digest_untrusted(data[start : start + size]) for start in starts])
 
@@ -204,8 +196,8 @@ def _heartbeats_untrusted(items: list[object]) -> tuple[SignedHeartbeat, ...]:
 
 
 def _hops_untrusted(hops: int) -> int:
-    if not 0 <= hops <= MAX_HOPS:
-        raise BadMessage(f"a walk has 0 to {MAX_HOPS} steps left, not {hops}")
+    if not 0 <= hops <= 8:  # 8 mix a swarm of a million at degree 8
+        raise BadMessage(f"a walk has 0 to 8 steps left, not {hops}")
     return hops
 
 

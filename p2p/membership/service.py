@@ -20,7 +20,6 @@ from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
-from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.heartbeat import PROTOCOL_ID, Profile
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -29,9 +28,6 @@ from p2p.world import World, first_seqno
 
 ANCHORS_PATH: Final = "membership/anchors"
 """File with the addresses of the longest-standing neighbours, one a line."""
-FIND_TIMEOUT: Final = 2.0
-"""Seconds to wait for the addresses of a peer: a few round trips, and the queue of a busy peer.
-If none of the asked peers knows them, a dial is this much later."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +36,8 @@ class LocalProfile:
     """Profile in this node's heartbeats, which can be updated."""
 
     def __init__(self, changed: Callable[[Profile], None]) -> None:
-        self._profile = Profile()
+        self.profile = Profile()
         self._changed = changed
-
-    @property
-    def profile(self) -> Profile:
-        return self._profile
 
     def update(self, **fields: Any) -> None:
         """Change fields of `Profile` by name: roles, run, policy, upload, slots, load, version.
@@ -54,9 +46,9 @@ class LocalProfile:
         Raises `ValueError` if a value is out of range, `TypeError` if there is no such field.
         """
         check_values(Profile, fields)
-        profile = replace(self._profile, **fields)
-        if profile != self._profile:
-            self._profile = profile
+        profile = replace(self.profile, **fields)
+        if profile != self.profile:
+            self.profile = profile
             self._changed(profile)
 
 
@@ -178,7 +170,9 @@ class Membership:
         if not asked or peer in self._core:
             return
         self._driver.feed(ev.Seek(peer, asked))
-        with trio.move_on_after(FIND_TIMEOUT):
+        # A few round trips, and the queue of a busy peer. If none of the asked peers knows the
+        # addresses, a dial is this much later.
+        with trio.move_on_after(2.0):
             while peer not in self._core and peer not in self._host.connected:
                 await self._found.wait()
 
@@ -292,9 +286,9 @@ async def _write(world: World, path: str, data: bytes) -> None:
 async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
     """Return the addresses of the anchors. A malformed file counts as lost."""
     try:
-        # Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room.
-        data = await world.disk.read(ANCHORS_PATH, 0, (4 * KI))
+        # Two addresses have 1 KiB at most.
+        data = await world.disk.read(ANCHORS_PATH, 0, 4 * KI)
         addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
     except (FileNotFoundError, ValueError):
         return ()
-    return tuple([addr for addr in addrs if addr.peer_id is not None][:ANCHORS])
+    return tuple(addr for addr in addrs if addr.peer_id is not None)

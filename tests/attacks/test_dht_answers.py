@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.dht import WALL, Node, Swarm
 from p2p.dht import messages as msg
-from p2p.dht.core.responder import ALL_BURST, ALL_RATE, BURST_BYTES, RATE_BYTES, AnswerQuotas
-from p2p.dht.core.store import MAX_PUBLISHERS
+from p2p.dht.core.responder import AnswerQuotas
+from p2p.dht.messages import MAX_RECORDS
 from p2p.events import Received
-from p2p.wire import KI
+from p2p.wire import KI, MIB
 from tests.attacks.dht import contact, greet, key_pair, place, sent, signed, tell
 
 
@@ -15,7 +15,7 @@ def holder() -> tuple[Node, bytes]:
     """A node that holds 64 records of 1 KiB under one key."""
     (node,) = Swarm(1, 1).nodes.values()
     key = b""
-    for number in range(MAX_PUBLISHERS):
+    for number in range(MAX_RECORDS):
         publisher = key_pair(number, 5)
         record = signed(publisher, b"a name that many publish", value=bytes(850))
         key = place(record)
@@ -43,8 +43,8 @@ def test_a_stranger_who_asks_for_full_keys_gets_eight_kib_a_second() -> None:
         asked += question
         answered += answer
     assert asked / 120 > 1000
-    assert answered <= BURST_BYTES + 120 * RATE_BYTES + 100 * KI
-    assert answered >= BURST_BYTES, "what it may have, it gets"
+    assert answered <= (512 + 120 * 8 + 100) * KI
+    assert answered >= 512 * KI, "what it may have, it gets"
 
 
 def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
@@ -55,7 +55,7 @@ def test_all_strangers_together_get_a_quarter_of_a_home_upload() -> None:
     for step in range(5 * 30):
         for asker in askers:
             answered += served(node, asker, msg.FindValue(key), 100 + step / 5)[1]
-    assert ALL_BURST <= answered <= ALL_BURST + 30 * ALL_RATE + 100 * KI
+    assert 4 * MIB <= answered <= 4 * MIB + (30 * 256 + 100) * KI
 
 
 def test_newcomers_and_contacts_are_answered_while_the_greedy_ask() -> None:
@@ -99,7 +99,7 @@ def test_an_answer_is_counted_also_if_it_is_small() -> None:
             asker = _cheap(number)
             effects = tell(node, asker, msg.Ping(), 100 + step)
             answered += sum(isinstance(each.body, msg.Pong) for _, each in sent(effects))
-    assert answered <= ALL_BURST / 512 + 20 * ALL_RATE / 512
+    assert answered <= (4 * MIB + 20 * 256 * KI) / 512
     assert not any(
         isinstance(each.body, msg.Nodes)
         for _, each in sent(tell(node, _cheap(1), msg.FindNode(bytes(20)), 119.0))

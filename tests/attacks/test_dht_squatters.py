@@ -10,9 +10,8 @@ from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
 from p2p.dht.core.events import Effect, Found, Get, Put
-from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.dht.core.validation import Namespace, PublisherKind
-from p2p.dht.messages import Contact, FindValue, Store, Stored, Values
+from p2p.dht.messages import MAX_RECORDS, Contact, FindValue, Store, Stored, Values
 from p2p.dht.record import Record, record_key
 from p2p.events import Tick
 from p2p.identity import KeyPair, PeerId
@@ -78,7 +77,7 @@ def test_members_are_found_among_squatters_who_came_first() -> None:
     """No node here takes part in the run, so none can tell a member."""
     swarm = town(16)
     nodes = list(swarm.nodes.values())
-    assert squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)]) > 0
+    assert squat(swarm, [key_pair(number, 66) for number in range(MAX_RECORDS)]) > 0
     publish(swarm, nodes[2:14])
     members = {node.peer for node in nodes[2:14]}
     assert len(found(swarm, nodes[15]) & members) >= 11
@@ -158,7 +157,7 @@ def test_squatters_of_one_network_get_a_quarter_of_the_places() -> None:
         for store in stores
         for keys in store.values()
     ]
-    assert max(held) == MAX_PER_PREFIX
+    assert max(held) == 16
 
 
 def knowing(members: set[PeerId], officers: set[PeerId]) -> Namespace:
@@ -175,7 +174,7 @@ def test_who_knows_the_run_holds_and_believes_its_members_only() -> None:
     nodes = list(swarm.nodes.values())
     members = {node.peer for node in nodes}
     # before anybody knew
-    squat(swarm, [key_pair(number, 66) for number in range(MAX_PUBLISHERS)])
+    squat(swarm, [key_pair(number, 66) for number in range(MAX_RECORDS)])
     for node in nodes:
         describe(node.core, knowing(members, set()))
     assert squat(swarm, [key_pair(number, 67) for number in range(10)]) == 0
@@ -197,7 +196,7 @@ def test_officers_have_places_under_a_key_full_of_members() -> None:
         for salt in range(3):
             key = place(signed(crowd[0], RUN, namespace="run", value=at("10.0.0.1")), salt)
             assert officers <= {record.publisher for record in node.core._store.get(key)}
-            assert len(node.core._store.get(key)) <= MAX_PUBLISHERS
+            assert len(node.core._store.get(key)) <= MAX_RECORDS
     assert officers <= found(swarm, nodes[0])
 
 

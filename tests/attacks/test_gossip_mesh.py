@@ -8,7 +8,7 @@ import pytest
 
 from p2p.events import PeerDown, PeerUp
 from p2p.gossip.core.events import Publish, Subscribe, Unsubscribe
-from p2p.gossip.core.mesh import MAX_FLOOD_PUBLISH, OPPORTUNISTIC_GRAFT_HEARTBEATS
+from p2p.gossip.core.mesh import MAX_FLOOD_PUBLISH
 from p2p.gossip.messages import Rpc
 from p2p.identity import PeerId
 from tests.attacks.gossip_node import TOPIC, Victim, said
@@ -103,7 +103,7 @@ def test_peers_that_bring_news_take_the_seats_of_those_that_bring_none() -> None
         victim.hear(ghost, JOIN)
     victim.meet(*HONEST)
     dice = Random(1)
-    for number in range(5 * OPPORTUNISTIC_GRAFT_HEARTBEATS):
+    for number in range(5 * 60):
         victim.later(1)
         if number % 10 == 0:
             news = said(AUTHOR, b"news %d" % number, seqno=number)

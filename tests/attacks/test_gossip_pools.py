@@ -146,10 +146,10 @@ def test_one_author_does_not_fill_the_cache() -> None:
 def test_messages_without_data_are_not_kept_without_a_limit() -> None:
     kept = caches.MessageCache()
     for author in range(10):
-        for number in range(caches.MAX_CACHE_BYTES // caches.MESSAGE_COST // 8):
+        for number in range(caches.MAX_CACHE_BYTES // 512 // 8):
             identity = b"%036d" % author, number.to_bytes(8, "big")
             kept.put(caches.PubsubMessage(*identity, TOPIC, None))
-    assert len(kept._messages) == caches.MAX_CACHE_BYTES // caches.MESSAGE_COST
+    assert len(kept._messages) == caches.MAX_CACHE_BYTES // 512
 
 
 async def test_what_can_never_be_valid_is_rejected_and_what_others_may_believe_is_ignored(

@@ -300,7 +300,8 @@ def test_floods_are_remembered_within_a_bound() -> None:
     ]
     assert not known[0]
     assert known[-1]
-    assert len(dissemination.unrefuted) <= MAX_FLOODS
+    assert not dissemination.was_suspected(said[0].peer, -1.0)
+    assert dissemination.was_suspected(said[-1].peer, -1.0)
 
 
 def test_suspicions_make_a_node_neither_sign_without_a_pause_nor_beat_to_all() -> None:

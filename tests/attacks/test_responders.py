@@ -16,7 +16,6 @@ from typing import Final, cast
 import pytest
 import trio
 
-from p2p.dht.core.responder import ALL_BURST
 from p2p.dht.messages import FindNode, FindValue, encode
 from p2p.gossip.messages import Rpc, encode_rpc
 from p2p.host import Host, send_frame
@@ -27,7 +26,7 @@ from p2p.meter import BURST, RATE
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.messages import Hello, encode_message as encode_shardcast
-from p2p.wire import pack
+from p2p.wire import MIB, pack
 from roles.contract.core.file import Run, sign_run
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import PieceServer
@@ -76,7 +75,7 @@ ASKED: Final[dict[str, Asked]] = {
             encode(8, node.dht.contact, FindValue(run.id)),
         ],
         are_messages=True,
-        most=ALL_BURST,
+        most=4 * MIB,
     ),
     "/meshsub/1.1.0": Asked(
         lambda node, run: [encode_rpc(Rpc(iwant=[bytes(40)] * 64, graft=["/a/topic"]))],

@@ -4,7 +4,6 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.gossip.messages import (
-    MAX_BACKOFF,
     MAX_DATA,
     MAX_ENTRIES,
     MAX_IDS,
@@ -61,7 +60,7 @@ def test_unknown_fields_are_read_over() -> None:
     assert decode_rpc_untrusted(extra + encode_rpc(rpc)) == rpc
     px = field(4, field(1, "t") + field(2, field(1, b"peer")) + field(3, 10**6))
     assert decode_rpc_untrusted(field(3, px + field(5, b"idontwant"))) == Rpc(
-        prune=[("t", MAX_BACKOFF)]
+        prune=[("t", 3600)]
     )
 
 

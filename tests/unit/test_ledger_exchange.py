@@ -39,8 +39,6 @@ from p2p.ledger.ledger import FOLDER, KeptLedgers
 from p2p.machine import RealWorld
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,
-    MAX_ROLES,
-    MAX_STAMP,
     Heartbeat,
     Profile,
     decode_heartbeat_untrusted,
@@ -294,8 +292,8 @@ def test_a_head_travels_in_a_heartbeat_and_leaves_room_for_all_else() -> None:
     assert len(head.brief()) <= 112
     addrs = tuple(Multiaddr.parse(f"/dns4/{'a' * 86}{n}/tcp/65535") for n in range(4))
     full = Profile(
-        ledger=head.brief(), stamp=b"s" * MAX_STAMP, run=b"r" * 32, version="v" * 32,
-        roles=tuple("09aäöüéß"[number] * 32 for number in range(MAX_ROLES)), upload=2**50,
+        ledger=head.brief(), stamp=b"s" * 320, run=b"r" * 32, version="v" * 32,
+        roles=tuple("09aäöüéß"[number] * 32 for number in range(8)), upload=2**50,
         addrs=addrs,
     )  # fmt: skip
     brief = Profile(ledger=head.brief())

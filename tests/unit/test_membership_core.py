@@ -9,7 +9,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import Bootstrap, Change
-from p2p.membership.core.quotas import RESTART, TRUST
+from p2p.membership.core.quotas import RESTART
 from p2p.membership.heartbeat import KEY_BYTES
 from p2p.membership.messages import (
     Beat,
@@ -244,7 +244,7 @@ def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
     """
     core = linked_core(6)  # each may have us check four at once
     brings, hears, *others = core.neighbours
-    restarted = [peer_named(100 + number) for number in range(int(TRUST))]
+    restarted = [peer_named(100 + number) for number in range(16)]
     for peer in [*restarted, ENEMY]:
         who_is_told(core, brings, Heartbeats((heartbeat_of(peer, 1),)), 0.5)
     for number, peer in enumerate(restarted):

@@ -44,11 +44,11 @@ def test_who_is_asked_for_a_peer_that_it_never_named_owes_nothing() -> None:
     pull = Pull(MemberList(peer_named(1), config, Random(1)), config)
     for number in range(100, 300):
         pull.sought(key_of(peer_named(number)), 0.0)
-    assert pull.was_asked(key_of(peer_named(100)))
+    assert pull.arrived(key_of(peer_named(299)))
     named = Digest(key_of(peer_named(300)), 1, -1)
     later = 2 * config.interval
     assert pull.wanted([named], peer_named(2), later) == (named.key,)
-    assert not pull.was_asked(key_of(peer_named(100)))
+    assert not pull.arrived(key_of(peer_named(100)))
     for number in range(2 * MAX_ASKED):
         pull.sought(key_of(peer_named(number)), later)
-    assert not pull.was_asked(key_of(peer_named(2 * MAX_ASKED - 1)))
+    assert not pull.arrived(key_of(peer_named(2 * MAX_ASKED - 1)))

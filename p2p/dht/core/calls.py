@@ -20,19 +20,9 @@ from p2p.dht.core.lookup import ContactState
 from p2p.dht.messages import MAX_REQUEST_ID
 from p2p.identity import PeerId
 
-MIN_TIMEOUT: Final = 0.2
-"""Minimum timeout in seconds. A busy Python process answers after tens of milliseconds even on
-a local network."""
-FIRST_TIMEOUT: Final = 0.5
-"""Timeout in seconds before any round trip was measured. Most of the internet answers within
-half of it. A peer without a connection gets twice as long."""
-ATTEMPTS: Final = 3
-"""Number of times that a request is sent. At 5 % loss each way, one attempt fails in one case
-of ten, three in one of a thousand."""
-
-
 _AFTER: Final = (ContactState.LATE, ContactState.LOST, ContactState.FAILED)
-"""What the contact of a call is after so many attempts that have timed out."""
+"""What the contact of a call is after so many attempts that have timed out. At 5 % loss each
+way, one attempt fails in one case of ten, three in one of a thousand."""
 
 
 @dataclass(slots=True)
@@ -70,14 +60,16 @@ class RoundTrips:
     def timeout(self, *, connected: bool) -> float:
         """Return the seconds after which a reply is late."""
         if not self.mean:
-            return FIRST_TIMEOUT if connected else 2 * FIRST_TIMEOUT
+            # Most of the internet answers within half of it.
+            return 0.5 if connected else 1.0
         usual = self.mean + 4 * self._deviation
         # TCP, negotiation, Noise, stream: what comes before the first message to a peer without
         # a connection.
         dial = 0 if connected else 4 * self.mean
-        # Maximum timeout in seconds: two round trips of 0.6 s by geostationary satellite, and a
-        # busy machine at both ends.
-        return min(max(usual + dial, MIN_TIMEOUT), 2.0)
+        # A busy Python process answers after tens of milliseconds even on a local network. At
+        # most, it takes two round trips of 0.6 s by geostationary satellite, and a busy machine
+        # at both ends.
+        return min(max(usual + dial, 0.2), 2.0)
 
 
 class Calls:
@@ -148,7 +140,7 @@ class Calls:
             call = self._open[request_id]
             expired.append((call, _AFTER[attempt]))
             call.attempt = attempt = attempt + 1
-            if attempt == ATTEMPTS:
+            if attempt == len(_AFTER):
                 self._close(call)
             else:
                 patience = self.round_trips.timeout(connected=True) * 2**attempt

@@ -56,8 +56,6 @@ that other nodes have for it (`MAX_PER_PUBLISHER`)."""
 
 @dataclass(slots=True)
 class _Publication:
-    namespace: str
-    name: bytes
     value: bytes
     lifetime: float
     due: float = -math.inf
@@ -92,7 +90,7 @@ class Publications:
         is_own = namespace == ADDR_NAMESPACE and name == self._signer.peer_id.digest
         if not is_own and place not in self._kept and len(self._kept) >= MAX_PUBLICATIONS:
             raise LimitExceeded(f"a node keeps at most {MAX_PUBLICATIONS} DHT records alive")
-        self._kept[place] = _Publication(namespace, name, value, lifetime)
+        self._kept[place] = _Publication(value, lifetime)
 
     def forget(self, namespace: str, name: bytes) -> None:
         """Stop publishing a record, which then expires by itself."""
@@ -129,10 +127,6 @@ class Publications:
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
-FIRST_REJOIN: Final = 5.0
-"""Seconds until a node with an empty table asks its seeds again. The wait doubles each time: 5,
-10, 20, 40, 60, 60 ..."""
-
 
 class DhtCore:
     """State machine of a DHT node. Give it `Event`s and carry out its `Effect`s, with a `Tick`
@@ -166,7 +160,9 @@ class DhtCore:
         )  # fmt: skip
         self._refresh_due = math.inf
         self._rejoin_due = math.inf
-        self._rejoin_wait = FIRST_REJOIN
+        self._rejoin_wait = 5.0
+        """Seconds until a node with an empty table asks its seeds again: 5, 10, 20, 40, 60, 60
+        ..."""
         self._alone = True
 
     @property
@@ -215,8 +211,7 @@ class DhtCore:
                 self._tick()
             case PeerUp(peer):
                 self._neighbours.up[peer] = None
-                few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
-                if few:
+                if self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None:
                     self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
                 self._neighbours.up.pop(peer, None)
@@ -240,7 +235,7 @@ class DhtCore:
             case _:
                 assert_never(event)
         effects = self._effects.copy()
-        self._effects.clear()
+        self._effects.clear()  # the requester adds to this list
         return effects
 
     # Messages.
@@ -327,7 +322,7 @@ class DhtCore:
             self._alone = False
             self._publications.republish_all(self._now)
         self._rejoin_due = math.inf
-        self._rejoin_wait = FIRST_REJOIN
+        self._rejoin_wait = 5.0
         before = self._now - self._config.refresh_interval
         for target in self._neighbours.table.stale_targets(before, self._rng):
             self._requester.refresh(target.to_bytes(ID_BYTES, "big"), self._now)

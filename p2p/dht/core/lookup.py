@@ -60,9 +60,7 @@ class ContactState(Enum):
     FAILED = auto()
 
 
-_OPEN: Final = (ContactState.NEW, ContactState.ASKED, ContactState.LATE)
 _GONE: Final = (ContactState.LOST, ContactState.FAILED)
-_UNLIKELY: Final = (ContactState.LATE, *_GONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,23 +144,16 @@ class Lookup:
                 self._contacts[distance] = contact
                 if source is not None and not self._is_met(contact.peer):
                     self._named_by[distance] = []
-                    self._note_named(distance, source)
-            elif distance in self._named_by:
-                self._note_named(distance, source)
             path.add(distance)
-
-    def _note_named(self, distance: int, source: PeerId | None) -> None:
-        """Note that ``source`` named an unknown contact. With None the contact counts as
-        known."""
-        sources = self._named_by[distance]
-        if source is None:
-            del self._named_by[distance]
-            return
-        # Peers remembered as having named one contact: with half of them liars, one contact in
-        # 16 is held up.
-        new = len(sources) < 4 and source not in sources
-        if new and self._is_believed(source):
-            sources.append(source)
+            sources = self._named_by.get(distance)
+            if sources is None:
+                continue
+            if source is None:
+                del self._named_by[distance]  # it is known: our own table has it
+            # Peers remembered as having named one contact: with half of them liars, one contact
+            # in 16 is held up.
+            elif len(sources) < 4 and source not in sources and self._is_believed(source):
+                sources.append(source)
 
     def offer(self, contacts: Sequence[Contact], source: PeerId | None = None) -> None:
         """Add contacts from our own table, or from ``source``, and distribute them over the
@@ -200,7 +191,7 @@ class Lookup:
         if self._asked >= MAX_ASKED:
             return path.in_flight == 0
         nearest = self._nearest(path, _GONE)
-        return not any(self._states[distance] in _OPEN for distance in nearest)
+        return all(self._states[distance] is ContactState.ANSWERED for distance in nearest)
 
     def _is_found(self, path: _Path) -> bool:
         """Return True if this path has found enough values. Any value suffices if all paths
@@ -244,7 +235,7 @@ class Lookup:
     def _claim(self, path: _Path, claimed: list[Contact]) -> bool:
         if path.in_flight >= self._shape.alpha or self._asked >= MAX_ASKED:
             return False
-        for distance in self._nearest(path, _UNLIKELY):
+        for distance in self._nearest(path, (ContactState.LATE, *_GONE)):
             if self._states[distance] is ContactState.NEW:
                 self._states[distance] = ContactState.ASKED
                 self._owner[distance] = path

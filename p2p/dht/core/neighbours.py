@@ -65,6 +65,11 @@ class Neighbours:
 
     # What peers did.
 
+    def _has(self, contact: Contact) -> bool:
+        """Return True if the peer is in the table with this stamp."""
+        known = self.table.contact_of(contact.peer)
+        return known is not None and known.id == contact.id
+
     def on_reply(self, contact: Contact) -> Contact | None:
         """Note a reply of ``contact``, and return the contact to ping if its bucket is full.
 
@@ -82,8 +87,7 @@ class Neighbours:
         A contact in the table needs no ping. Its request shows that it is alive, and its newest
         addresses are stored.
         """
-        known = self.table.contact_of(contact.peer)
-        if known is not None and known.id == contact.id:
+        if self._has(contact):
             self._mark_alive(contact)
             self.table.add(contact)
             return False
@@ -91,8 +95,7 @@ class Neighbours:
 
     def failed(self, contact: Contact, now: float) -> None:
         """Remove ``contact`` from the table, because it certainly did not answer, or lied."""
-        known = self.table.contact_of(contact.peer)
-        if known is not None and known.id == contact.id:
+        if self._has(contact):
             self._lost.renew(contact.peer, None)
             self._timeouts.pop(contact.peer, None)
         self.table.remove(contact)
@@ -103,8 +106,7 @@ class Neighbours:
         got the request, so it leaves the table only after three in a row."""
         if self._dead.get(contact.id, -math.inf) > now:
             return  # another request of the same minute
-        known = self.table.contact_of(contact.peer)
-        if known is not None and known.id == contact.id:
+        if self._has(contact):
             timeouts = self._timeouts[contact.peer] = self._timeouts.get(contact.peer, 0) + 1
             # Number of failures in a row, a minute or more apart, after which a peer without a
             # connection leaves the table.

@@ -34,9 +34,6 @@ from p2p.multiaddr import AddrSource
 MAX_FOUND: Final = 512
 """Maximum number of publishers that one get returns: eight times as many as a node holds under
 a key. Lying holders return other publishers than honest ones do, up to 64 each."""
-MAX_VALIDATED: Final = 1024
-"""Maximum number of records that one get remembers as valid: two versions of each, 1.5 MiB at
-most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +87,7 @@ class GetOperation:
                 found = True
                 continue
             if validator.validate(record, key, wall):
-                if len(self.validated) < MAX_VALIDATED:
+                if len(self.validated) < 2 * MAX_FOUND:  # two versions of each
                     self.validated[(key, blob)] = None
                 self.take(record)
                 found = True
@@ -232,7 +229,7 @@ class Requester:
         for key in keys:
             for record in filter(self._validator.is_admitted, self._store.get(key)):
                 operation.take(record)
-        self._wait_for(token, operation, now)
+        self._wait_for(operation, now)
         operation.searches = len(keys)
         for key in keys:
             self._search(key, operation, self._get_shape, now)
@@ -240,8 +237,7 @@ class Requester:
     def put(self, token: int | None, record: Record, now: float) -> None:
         """Store a record at the nearest nodes of each of its keys."""
         operation = PutOperation(token, record, record.encode())
-        if token is not None:
-            self._wait_for(token, operation, now)
+        self._wait_for(operation, now)
         keys = self._validator.keys(record.namespace, record.name)
         operation.searches = len(keys)
         for key in keys:
@@ -250,8 +246,7 @@ class Requester:
     def join(self, token: int | None, peers: Iterable[PeerId], now: float) -> None:
         """Ask ``peers`` for the contacts near our id, then look our id up."""
         operation = JoinOperation(token)
-        if token is not None:
-            self._wait_for(token, operation, now)
+        self._wait_for(operation, now)
         own = self._neighbours.own
         seeds = [peer for peer in peers if peer != own.peer]
         operation.asked = len(seeds)
@@ -279,9 +274,11 @@ class Requester:
         """Return True if a call to ``peer`` is open."""
         return self._calls.waits_for(peer)
 
-    def _wait_for(self, token: int, operation: Operation, now: float) -> None:
-        self._waiting[token] = operation
-        heappush(self._deadlines, (now + self._config.timeout, token))
+    def _wait_for(self, operation: Operation, now: float) -> None:
+        """Note the operation's caller, if there is one, and when it gets an outcome at last."""
+        if operation.token is not None:
+            self._waiting[operation.token] = operation
+            heappush(self._deadlines, (now + self._config.timeout, operation.token))
 
     # Calls.
 
@@ -361,12 +358,7 @@ class Requester:
         return True
 
     def _progress(
-        self,
-        call: Call,
-        sender: msg.Contact,
-        reply: msg.Reply,
-        wall: float,
-        now: float,
+        self, call: Call, sender: msg.Contact, reply: msg.Reply, wall: float, now: float
     ) -> None:
         match call.purpose, reply:
             case (LookupPurpose(contact=contact), _) if contact.id != sender.id:
@@ -480,7 +472,7 @@ class Requester:
             operation.found[search.key] = search.lookup.found_everywhere
         elif not search.finished:
             operation.found.pop(search.key, None)
-        most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
+        most = 2 * len(operation.found) > self._validator.rules(operation.namespace).salts
         if not (most and any(operation.found.values())):
             operation.settles = math.inf
         elif operation.settles == math.inf:
@@ -543,19 +535,17 @@ class Requester:
     def _end(self, operation: Operation) -> None:
         """End an operation and report the outcome to its caller, if there still is one."""
         token = operation.token
-        waited = token is not None and self._waiting.pop(token, None) is not None
-        match operation:
-            case GetOperation(token=token, records=records) if waited:
-                ordered = tuple(records[publisher] for publisher in sorted(records))
-                self._emit(Found(token, ordered))
-            case PutOperation(token=int(token), copies=copies) if waited:
-                self._emit(Written(token, copies))
-            case JoinOperation(token=token):
-                if token is not None and waited:
+        if token is not None and self._waiting.pop(token, None) is not None:
+            match operation:
+                case GetOperation(records=records):
+                    ordered = tuple(records[publisher] for publisher in sorted(records))
+                    self._emit(Found(token, ordered))
+                case PutOperation(copies=copies):
+                    self._emit(Written(token, copies))
+                case JoinOperation():
                     self._emit(Joined(token, len(self._neighbours.table)))
-                self._joined()
-            case _:
-                pass
+        if isinstance(operation, JoinOperation):
+            self._joined()
 
 
 def _wrong_kind(reply: msg.Reply) -> BadMessage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.dht import messages as msg
@@ -15,22 +15,6 @@ from p2p.wire import KI, MIB
 
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
-
-BURST_BYTES: Final = 512.0 * KI
-"""Bytes of answers that a peer may get at once. A peer that joins a very small swarm and
-publishes thirty records under three keys there asks for 130 lists of twenty contacts of 110
-bytes and 90 receipts: 330 KB. A full run key is another 16 to 64 KiB."""
-RATE_BYTES: Final = 8.0 * KI
-"""Bytes of answers a second that a peer may get in the long run. The republications of that
-same peer, every ten minutes, need 0.5 KB/s. Without this limit, 20 requests a second for a key
-of 64 records took 1,277 KB/s of our upload."""
-ALL_BURST: Final = 4.0 * MIB
-"""Bytes of answers that all peers outside our table may get together at once: 1,900 lists of
-contacts, when a thousand nodes join in a minute. Peers in our table have the same amount for
-themselves, so strangers cannot starve them."""
-ALL_RATE: Final = 256.0 * KI
-"""Bytes of answers a second that all peers of one kind may get in the long run: a quarter of a
-slow home's upload of 8 Mbit/s."""
 
 
 class AnswerQuotas:
@@ -47,18 +31,28 @@ class AnswerQuotas:
         # joins; and a second after that: a lookup asks each node once. Costs us 2 to 4 ms of
         # each second.
         self.requests = KeyedQuotas(20.0, 200.0)
-        self._answer_bytes = KeyedQuotas(RATE_BYTES, BURST_BYTES)
-        self._shared = {known: RateLimit(ALL_RATE, ALL_BURST) for known in (True, False)}
+        # Bytes of answers that a peer may get: 512 KiB at once. A peer that joins a very small
+        # swarm and publishes thirty records under three keys there asks for 130 lists of twenty
+        # contacts of 110 bytes and 90 receipts: 330 KB. A full run key is another 16 to 64 KiB.
+        # In the long run 8 KiB a second: the republications of that same peer, every ten
+        # minutes, need 0.5 KB/s. Without this limit, 20 requests a second for a key of 64
+        # records took 1,277 KB/s of our upload.
+        self._answer_bytes = KeyedQuotas(8.0 * KI, 512.0 * KI)
+        # Bytes of answers that all peers of one kind may get together: 4 MiB at once are 1,900
+        # lists of contacts, when a thousand nodes join in a minute; 256 KiB a second are a
+        # quarter of a slow home's upload of 8 Mbit/s.
+        self._shared = {known: RateLimit(256.0 * KI, 4.0 * MIB) for known in (True, False)}
 
     def admit(self, peer: PeerId, now: float, *, known: bool) -> bool:
         """Charge one request and return True if it should be answered. ``known`` is True if the
         peer is in our routing table."""
         if not self.requests.take(peer, now):
             return False
-        left = self._shared[known].available(now)
-        # Bytes that one peer may get when at most half of the shared bucket is left: a lookup
-        # or two. Newcomers are then still answered when many greedy peers ask.
-        needed = 0.0 if left > ALL_BURST / 2 else BURST_BYTES - 64.0 * KI
+        shared = self._shared[known]
+        left = shared.available(now)
+        # When at most half of the shared bucket is left, one peer gets 64 KiB of its 512: a
+        # lookup or two. Newcomers are then still answered when many greedy peers ask.
+        needed = 0.0 if left > shared.capacity / 2 else 448.0 * KI
         return left > 0 and self._answer_bytes.level(peer, now) > needed
 
     def charge_answer(self, peer: PeerId, size: int, now: float, *, known: bool) -> None:

@@ -25,6 +25,7 @@ import math
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import Final
 
 from p2p.dht.core.validation import CLOCK_TOLERANCE, RecordPriority
@@ -32,26 +33,12 @@ from p2p.dht.messages import MAX_RECORDS, MAX_VALUES_BYTES
 from p2p.dht.record import Record
 from p2p.identity import PeerId
 
-MAX_PUBLISHERS: Final = MAX_RECORDS
-"""Maximum number of records under one key, all of which fit into one answer. A larger
-membership is found hop by hop from these."""
-MAX_PER_PREFIX: Final = 16
-"""Maximum number of records under one key whose publishers claim the same address prefix: a
-quarter of the places. An attacker then needs four networks to fill the key, and a laboratory of
-sixteen machines behind one address fits."""
 MAX_PER_PUBLISHER: Final = 96
 """Maximum number of records of one publisher on one node: all that it publishes, 32 under three
 keys, in a swarm so small that every node holds everything."""
 MAX_HELD: Final = 16 * 1024
 """Maximum number of records on one node, 24 MiB at their largest. If every node publishes its
 maximum, 32 records under three keys with eight replicas, each node holds 768 of them."""
-EVICTED_AT_ONCE: Final = MAX_HELD // 16
-"""Number of records dropped at once when the node is full. All keys are sorted by distance once
-for 1,024 records, not for each."""
-
-
-NO_PRIORITY: Final = RecordPriority()
-"""Priority of a valid record in a namespace without rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,7 @@ class RecordStore:
         blob: bytes,
         wall: float,
         now: float,
-        priority: RecordPriority = NO_PRIORITY,
+        priority: RecordPriority,
     ) -> bool:
         """Store a valid record until it expires, unless a newer one of its publisher is held.
         Return False if there is no place for it."""
@@ -113,12 +100,16 @@ class RecordStore:
         for peer in evicted:
             self._drop(key, peer)
         if held is None:
-            self._count_in(key, publisher)
+            self._count += 1
+            keys = self._by_publisher.setdefault(publisher, {})
+            self._by_count[len(keys)].pop(publisher, None)
+            keys[key] = None
+            self._by_count[len(keys)][publisher] = None
         drop_at = now + record.expires - wall + CLOCK_TOLERANCE
         stored = _StoredRecord(record, blob, drop_at, priority)
         self._keys.setdefault(key, {})[publisher] = stored
         heappush(self._expiry, (drop_at, key, publisher))
-        if len(self._expiry) > 2 * self._count + EVICTED_AT_ONCE:
+        if len(self._expiry) > 2 * self._count + 1024:
             self._compact()
         return True
 
@@ -139,9 +130,12 @@ class RecordStore:
         unreserved = [(peer, theirs) for peer, theirs in others if not theirs.reserved]
         for group in () if priority.reserved else priority.groups:
             crowd = [peer for peer, theirs in unreserved if group in theirs.groups]
-            if len(crowd) >= MAX_PER_PREFIX:
+            # A quarter of the places. An attacker then needs four networks to fill the key, and
+            # a laboratory of sixteen machines behind one address fits.
+            if len(crowd) >= 16:
                 evicted[max(crowd, key=self._rank)] = None
-        if not evicted and len(others) >= MAX_PUBLISHERS:
+        # All records fit into one answer. A larger membership is found hop by hop from these.
+        if not evicted and len(others) >= MAX_RECORDS:
             crowd = [peer for peer, _ in unreserved]
             if not crowd:
                 return None
@@ -182,13 +176,6 @@ class RecordStore:
                 return True
         return False
 
-    def _count_in(self, key: bytes, publisher: PeerId) -> None:
-        self._count += 1
-        keys = self._by_publisher.setdefault(publisher, {})
-        self._by_count[len(keys)].pop(publisher, None)
-        keys[key] = None
-        self._by_count[len(keys)][publisher] = None
-
     def _distance(self, key: bytes) -> int:
         return int.from_bytes(key, "big") ^ self._own
 
@@ -196,7 +183,8 @@ class RecordStore:
         """Drop the farthest keys, unless ``key`` would be among them, and return True if there
         is room."""
         farthest = sorted(self._keys, key=self._distance, reverse=True)
-        goal = self._count - max(1, min(EVICTED_AT_ONCE, self._limit // 16))
+        # All keys are sorted by distance once for 1,024 records, not for each.
+        goal = self._count - max(1, self._limit // 16)
         distance = self._distance(key)
         for candidate in farthest:
             if self._count <= goal or self._distance(candidate) <= distance:
@@ -225,22 +213,13 @@ class RecordStore:
     def blobs(self, key: bytes) -> tuple[bytes, ...]:
         """Return the encoded records under ``key`` that fit into one answer. Reserved records
         come first, then the shortest, so that long records displace only themselves."""
-        ordered = sorted(
-            self._keys.get(key, {}).values(),
-            key=lambda held: (
-                not held.priority.reserved,
-                len(held.blob),
-                held.record.publisher,
-            ),
-        )
-        room = MAX_VALUES_BYTES
-        taken: list[bytes] = []
-        for held in ordered:
-            room -= len(held.blob)
-            if room < 0:
-                break
-            taken.append(held.blob)
-        return tuple(taken)
+
+        def order(held: _StoredRecord) -> tuple[bool, int, PeerId]:
+            return not held.priority.reserved, len(held.blob), held.record.publisher
+
+        blobs = [held.blob for held in sorted(self._keys.get(key, {}).values(), key=order)]
+        fit = sum(size <= MAX_VALUES_BYTES for size in accumulate(map(len, blobs)))
+        return tuple(blobs[:fit])
 
     def expire(self, now: float) -> None:
         while self._expiry and self._expiry[0][0] <= now:

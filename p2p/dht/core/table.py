@@ -20,7 +20,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import Final
 
 from p2p.dht.core.validation import is_public, prefixes
 from p2p.dht.messages import Contact
@@ -34,15 +33,6 @@ try:
 except ImportError as error:
     needed = "the DHT needs the package kademlia: pip install kademlia"
     raise MissingDependency(needed) from error
-
-_ID_BITS: Final = 8 * ID_BYTES
-"""Bits of a DHT id: Kademlia's 160."""
-
-
-MAX_TABLED: Final = 256
-"""Maximum bytes of a contact in the table; four IPv6 addresses take 139. An answer has twenty
-contacts, and contacts of 1 KiB with four long names would make it ten times as long as an
-honest one."""
 
 
 class ContactNode(kademlia_node.Node):  # type: ignore[misc]
@@ -82,7 +72,7 @@ class KBucket(routing.KBucket):  # type: ignore[misc]
         """Return the number of leading bits that all ids of this bucket share; 0 for the whole
         id space."""
         low, high = self.range
-        return int(_ID_BITS - (high - low).bit_length())
+        return int(8 * ID_BYTES - (high - low).bit_length())
 
 
 class RoutingTable:
@@ -95,7 +85,7 @@ class RoutingTable:
     def __init__(self, own: Contact, ksize: int) -> None:
         self.node = ContactNode(own)
         self.ksize = ksize
-        self.buckets = [KBucket(0, (1 << _ID_BITS) - 1, ksize, -math.inf)]
+        self.buckets = [KBucket(0, (1 << 8 * ID_BYTES) - 1, ksize, -math.inf)]
         self.among_public = False
         """True if this node has a public address."""
         self._by_peer: dict[PeerId, ContactNode] = {}
@@ -126,7 +116,7 @@ class RoutingTable:
         each peer that there is a place for, a get soon after a swarm of 200 had met cost 103
         messages, not 76.
         """
-        if self._is_own(contact) or not contact.addrs or len(contact.blob) > MAX_TABLED:
+        if self._is_own(contact) or not self._is_dialable(contact):
             return False
         bucket = self._bucket(contact.number)
         wanted = bucket.has_in_range(self.node) or len(bucket) < max(1, self.ksize // 4)
@@ -143,7 +133,7 @@ class RoutingTable:
         if self._is_own(contact):
             return None
         node, bucket = self._node(contact), self._bucket(contact.number)
-        is_dialable = bool(contact.addrs) and len(contact.blob) <= MAX_TABLED
+        is_dialable = self._is_dialable(contact)
         if known is not None and known.contact.id == contact.id:
             # Other addresses than before: if their prefix has all its places, the node loses
             # its own.
@@ -188,6 +178,12 @@ class RoutingTable:
     def _is_own(self, contact: Contact) -> bool:
         own = self.node
         return bool(contact.number == own.long_id or contact.peer == own.contact.peer)
+
+    def _is_dialable(self, contact: Contact) -> bool:
+        """Return True if the contact has addresses, and is short. Four IPv6 addresses take 139
+        bytes. An answer has twenty contacts, and contacts of 1 KiB with four long names would
+        make it ten times as long as an honest one."""
+        return bool(contact.addrs) and len(contact.blob) <= 256
 
     def _node(self, contact: Contact) -> ContactNode:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))

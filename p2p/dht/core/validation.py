@@ -72,16 +72,9 @@ def prefixes(addrs: Iterable[Multiaddr], *, among_public: bool) -> tuple[str, ..
     return (PRIVATE,) if groups and among_public else ()
 
 
-SALTS: Final = 3
-"""Number of keys under which an important record is stored. An attacker must surround three
-places of the id space to hide it. With 8 replicas each and half of all nodes dead or lying, one
-key in 256 is lost, and all three keys of one name in 16 million."""
 CLOCK_TOLERANCE: Final = 300.0
 """Seconds by which two honest wall clocks may differ, such as that of a laptop that missed its
 time server."""
-MAX_LIFETIME: Final = 24 * 3600.0
-"""Maximum lifetime of a record in seconds. The record of a publisher that is gone disappears
-within a day, whichever nodes store it again."""
 
 
 class PublisherKind(Enum):
@@ -111,8 +104,7 @@ class RecordPriority:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Rules for the records of a namespace. A namespace without rules accepts any value of any
-    publisher.
+    """Rules for the records of a namespace.
 
     The callables are given well-signed records; `kind_of` and `places` get only ones that are
     `valid`. They must not raise.
@@ -121,10 +113,13 @@ class Namespace:
     name: str
     valid: Callable[[records.Record], bool]
     """Returns True if publisher, name and value fit together."""
-    salts: int = SALTS
-    """Number of keys under which a record is stored."""
-    max_lifetime: float = MAX_LIFETIME
-    """Maximum lifetime of a record in seconds."""
+    salts: int = 3
+    """Number of keys under which a record is stored. An attacker must surround three places of
+    the id space to hide it. With 8 replicas each and half of all nodes dead or lying, one key
+    in 256 is lost, and all three keys of one name in 16 million."""
+    max_lifetime: float = 24 * 3600.0
+    """Maximum lifetime of a record in seconds. The record of a publisher that is gone
+    disappears within a day, whichever nodes store it again."""
     kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
     """Returns the relation of a publisher to this node."""
     places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
@@ -156,6 +151,10 @@ ADDRESSES: Final = Namespace(
 whose address is also in heartbeats and contacts."""
 
 
+_ANY: Final = Namespace("any", lambda _: True)
+"""Rules of a namespace that this node does not know: any value of any publisher."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordValidator:
     """Validates the records of all namespaces."""
@@ -164,16 +163,14 @@ class RecordValidator:
     difficulty: int
     namespaces: dict[str, Namespace]
 
-    def salts(self, namespace: str) -> int:
-        """Return the number of keys under which records of ``namespace`` live."""
-        known = self.namespaces.get(namespace)
-        return SALTS if known is None else known.salts
+    def rules(self, namespace: str) -> Namespace:
+        """Return the rules for the records of ``namespace``."""
+        return self.namespaces.get(namespace, _ANY)
 
     def keys(self, namespace: str, name: bytes) -> tuple[bytes, ...]:
         """Return all keys of a name."""
-        return tuple(
-            records.record_key(namespace, name, salt) for salt in range(self.salts(namespace))
-        )
+        salts = range(self.rules(namespace).salts)
+        return tuple(records.record_key(namespace, name, salt) for salt in salts)
 
     def validate(self, record: records.Record, key: bytes, wall: float) -> bool:
         """Return True if ``record`` may be held and used under ``key`` at time ``wall``, and
@@ -185,27 +182,23 @@ class RecordValidator:
         """
         if key not in self.keys(record.namespace, record.name):
             raise BadMessage("a DHT record is under a key that is not its own")
-        known = self.namespaces.get(record.namespace)
-        lifetime = MAX_LIFETIME if known is None else known.max_lifetime
-        if not -CLOCK_TOLERANCE < record.expires - wall <= lifetime + CLOCK_TOLERANCE:
+        rules, left = self.rules(record.namespace), record.expires - wall
+        if not -CLOCK_TOLERANCE < left <= rules.max_lifetime + CLOCK_TOLERANCE:
             return False
         if not check_stamp(record.publisher, record.nonce, self.difficulty) or not self.verify(
             record.publisher, records.PROTOCOL_ID, record.payload, record.signature
         ):
             raise BadMessage("a DHT record is forged")
-        return (known is None or known.valid(record)) and self.is_admitted(record)
+        return rules.valid(record) and self.is_admitted(record)
 
     def is_admitted(self, record: records.Record) -> bool:
         """Return True if the publisher of ``record``, which is otherwise valid, may publish
         under its key now."""
-        known = self.namespaces.get(record.namespace)
-        return known is None or known.kind_of(record) is not PublisherKind.STRANGER
+        return self.rules(record.namespace).kind_of(record) is not PublisherKind.STRANGER
 
     def priority(self, record: records.Record, *, among_public: bool) -> RecordPriority:
         """Return the priority of a valid record in a store."""
-        known = self.namespaces.get(record.namespace)
-        if known is None:
-            return RecordPriority()
-        reserved = known.kind_of(record) is PublisherKind.OFFICER
-        groups = prefixes(known.places(record), among_public=among_public)
+        rules = self.rules(record.namespace)
+        reserved = rules.kind_of(record) is PublisherKind.OFFICER
+        groups = prefixes(rules.places(record), among_public=among_public)
         return RecordPriority(reserved, groups)

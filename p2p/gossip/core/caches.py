@@ -7,17 +7,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final
 
-from p2p.gossip.config import HISTORY, HISTORY_GOSSIP, SEEN
 from p2p.gossip.messages import PubsubMessage
 from p2p.identity import PeerId
 from p2p.wire import MIB
 
 MAX_SEEN: Final = 64 * 1024
-"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes of `SEEN`. A run
-publishes a few a minute; the rest is room for floods."""
+"""Maximum number of ids, 10 MiB: 500 messages a second for the 2 minutes that an id is kept. A
+run publishes a few a minute; the rest is room for floods."""
 
 
 class SeenCache:
@@ -34,9 +33,13 @@ class SeenCache:
     oldest.
     """
 
-    def __init__(self, ttl: float = SEEN) -> None:
-        """Keep each id for ``ttl`` seconds."""
-        self._ttl = ttl
+    def __init__(self, least: float = 0.0) -> None:
+        """Keep each id for two minutes, or for ``least`` seconds if that is longer.
+
+        A message that comes later is delivered twice (seen_ttl). Even a message that waits for
+        five seconds in each cache takes twenty hops in less time.
+        """
+        self._ttl = max(120.0, least)
         self._accepted: dict[bytes, float] = {}
         self._unaccepted: dict[PeerId, dict[bytes, float]] = {}
         self._sender: dict[bytes, PeerId] = {}
@@ -103,35 +106,27 @@ class SeenCache:
 
 def _expired(expiries: dict[bytes, float], now: float) -> list[bytes]:
     """Return the expired ids of a table that is in order of expiry."""
-
-    def take() -> Iterator[bytes]:
-        for identity, end in expiries.items():
-            if end > now:
-                return
-            yield identity
-
-    return list(take())
+    return list(takewhile(lambda identity: expiries[identity] <= now, expiries))
 
 
 MAX_CACHE_BYTES: Final = 16 * MIB
 """Maximum bytes of messages kept for IWANT. Further messages are not kept, and spread by the
 mesh alone."""
-MESSAGE_COST: Final = 512
-"""Bytes that a message counts for besides its data: its header, objects and table entries.
-Without this, any number of empty messages would be kept, and one answer would hold thousands of
-them."""
 
 
 def size_of(message: PubsubMessage) -> int:
     """Return the bytes that a message counts for in limits; never less than on the wire."""
-    return len(message.data or b"") + MESSAGE_COST
+    # 512 for its header, objects and table entries. Without this, any number of empty messages
+    # would be kept, and one answer would hold thousands of them.
+    return len(message.data or b"") + 512
 
 
 class MessageCache:
-    """Accepted messages of the last `HISTORY` heartbeats, in one window for each."""
+    """Accepted messages of the last five heartbeats, in one window for each (mcache_len). This
+    is two more than they are advertised for, so that a late IWANT still finds them."""
 
     def __init__(self) -> None:
-        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(HISTORY)])
+        self._windows: deque[list[PubsubMessage]] = deque([[] for _ in range(5)])
         self._messages: dict[bytes, PubsubMessage] = {}
         self._bytes = 0
         self._bytes_of: dict[bytes, int] = {}
@@ -155,8 +150,9 @@ class MessageCache:
         return list(dict.fromkeys(message.topic for message in self._messages.values()))
 
     def gossip_ids(self, topic: str) -> list[bytes]:
-        """Return the ids of a topic to advertise by IHAVE, oldest first."""
-        recent = list(self._windows)[:HISTORY_GOSSIP]
+        """Return the ids of a topic to advertise by IHAVE, oldest first: those of the last
+        three heartbeats (mcache_gossip)."""
+        recent = list(self._windows)[:3]
         messages = (message for window in reversed(recent) for message in window)
         return [message.id for message in messages if message.topic == topic]
 

@@ -25,14 +25,14 @@ function with its dozens of parameters, of which `FirstDeliveries` keeps one.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from random import Random
-from typing import Final, assert_never
+from typing import assert_never
 
 from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip import messages as msg
-from p2p.gossip.config import BACKOFF, SEEN, GossipConfig
+from p2p.gossip.config import BACKOFF, GossipConfig
 from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
@@ -41,10 +41,6 @@ from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, RPC_COST, VERIFY_CO
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
-
-MAX_ANSWER: Final = msg.MAX_RPC // 2
-"""Maximum bytes of messages in one answer to IWANT. The host's outbox holds eight such
-answers."""
 
 
 class GossipCore:
@@ -66,17 +62,15 @@ class GossipCore:
         self._mesh = Mesh(config, rng, self._earned)
         self._quotas = PeerQuotas()
         self._promises = Promises(config)
-        self._seen = SeenCache(max(SEEN, 8 * config.interval))
+        self._seen = SeenCache(8 * config.interval)  # a message must not outlast its id
         self._cache = MessageCache()
-        self._out: dict[PeerId, msg.Rpc] = {}
+        self._out: defaultdict[PeerId, msg.Rpc] = defaultdict(msg.Rpc)
+        """Maps each peer to the RPC that it is sent at the end of an event, unless it stays
+        empty."""
         self._effects: list[ev.Effect] = []
-        self._next_heartbeat = -math.inf
-        self._grace_until = -math.inf
-
-    @property
-    def next_deadline(self) -> float:
+        self.next_deadline = -math.inf
         """Time of the next `Tick`."""
-        return self._next_heartbeat
+        self._grace_until = -math.inf
 
     @property
     def topics(self) -> dict[str, tuple[PeerId, ...]]:
@@ -85,7 +79,7 @@ class GossipCore:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
-        if -math.inf < self._next_heartbeat < now - STALL:
+        if -math.inf < self.next_deadline < now - STALL:
             # Seconds after a stall in which no flood and no broken promise is penalised: what
             # peers sent meanwhile comes at once, and the messages that they advertised are gone
             # from their caches.
@@ -97,21 +91,22 @@ class GossipCore:
                 self._mesh.connected(peer, dialled)
                 self._quotas.connected(peer, now)
                 ours = [(topic, True) for topic in self._mesh.meshes]
-                self._rpc_to(peer).subscriptions.extend(ours)
-            case PeerDown(peer, unreachable=False):
-                self._mesh.disconnected(peer)
-                self._earned.disconnected(peer)
-                self._promises.disconnected(peer)
-                self._quotas.disconnected(peer)
+                self._out[peer].subscriptions.extend(ours)
+            case PeerDown(peer, unreachable):
+                if not unreachable:
+                    self._mesh.disconnected(peer)
+                    self._earned.disconnected(peer)
+                    self._promises.disconnected(peer)
+                    self._quotas.disconnected(peer)
             case ev.Subscribe(topic):
                 if topic not in self._mesh.meshes:
                     self._announce_subscription(topic, True)
                     for peer in self._mesh.join(topic, now):
-                        self._rpc_to(peer).graft.append(topic)
+                        self._out[peer].graft.append(topic)
             case ev.Unsubscribe(topic):
                 if topic in self._mesh.meshes:
                     for peer in self._mesh.leave(topic, now):
-                        self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
+                        self._out[peer].prune.append((topic, round(BACKOFF)))
                     self._announce_subscription(topic, False)
             case ev.Publish(topic, data):
                 self._publish(topic, data, now)
@@ -119,8 +114,6 @@ class GossipCore:
                 self._on_validated(asked, validity, now)
             case Tick():
                 self._heartbeat(now)
-            case PeerDown():
-                pass
             case _:
                 assert_never(event)
         return self._take_effects()
@@ -129,7 +122,7 @@ class GossipCore:
 
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
         for peer in self._mesh.topics_of:
-            self._rpc_to(peer).subscriptions.append((topic, subscribed))
+            self._out[peer].subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
         self._seqno += 1
@@ -137,7 +130,7 @@ class GossipCore:
         self._seen.accept(message.id, now)
         self._cache.put(message)
         for peer in self._mesh.publish_recipients(topic, size_of(message)):
-            self._rpc_to(peer).messages.append(message)
+            self._out[peer].messages.append(message)
         self.counters["published"] += 1
 
     def _on_validated(self, asked: ev.Validate, validity: ev.Validity, now: float) -> None:
@@ -154,7 +147,7 @@ class GossipCore:
             self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
             for peer in self._mesh.meshes.get(message.topic, {}):
                 if peer not in (source, author):
-                    self._rpc_to(peer).messages.append(message)
+                    self._out[peer].messages.append(message)
         elif validity is ev.Validity.IGNORE:
             self._quotas.charge(source, IGNORED_COST)
         else:
@@ -238,7 +231,6 @@ class GossipCore:
         mesh = self._mesh.meshes.get(topic)
         if mesh is None or peer in mesh:
             return
-        backoff = BACKOFF
         if self._mesh.is_backed_off(topic, peer, now):
             self._penalise(peer, Offence.GRAFT, "graft in backoff")
         elif self._mesh.has_place_for(topic, peer) and self._mesh.set_subscribed(
@@ -246,8 +238,8 @@ class GossipCore:
         ):
             mesh[peer] = None
             return
-        self._mesh.add_backoff(topic, peer, now, backoff)
-        self._rpc_to(peer).prune.append((topic, round(backoff)))
+        self._mesh.add_backoff(topic, peer, now, BACKOFF)
+        self._out[peer].prune.append((topic, round(BACKOFF)))
 
     def _on_ihave(self, peer: PeerId, rpc: msg.Rpc, now: float) -> None:
         """Handle IHAVE: request ids that we have not seen."""
@@ -263,7 +255,7 @@ class GossipCore:
             if promises.should_ask(identity, peer, now, proven=proven)
         )
         asked = [each for each in wanted if promises.ask(each, peer, now, proven=proven)]
-        self._rpc_to(peer).iwant.extend(asked)
+        self._out[peer].iwant.extend(asked)
 
     def _on_iwant(self, peer: PeerId, ids: list[bytes]) -> None:
         """Send the messages that a peer requests, charged to its quota. An id of 48 bytes may
@@ -273,8 +265,9 @@ class GossipCore:
             message = self._cache.get(identity)
             if message is not None:
                 size += size_of(message)
-                answer = self._rpc_to(peer).messages
-                if size > MAX_ANSWER or len(answer) >= msg.MAX_ENTRIES:
+                answer = self._out[peer].messages
+                # The host's outbox holds eight answers of half an RPC.
+                if size > msg.MAX_RPC // 2 or len(answer) >= msg.MAX_ENTRIES:
                     return
                 self._quotas.charge(peer, size_of(message))
                 answer.append(message)
@@ -282,9 +275,9 @@ class GossipCore:
     # The heartbeat.
 
     def _heartbeat(self, now: float) -> None:
-        if now < self._next_heartbeat:
+        if now < self.next_deadline:
             return
-        self._next_heartbeat = now + self._config.interval
+        self.next_deadline = now + self._config.interval
         for peer in self._promises.heartbeat(now):
             if now >= self._grace_until:
                 self._penalise(peer, Offence.BROKEN_PROMISE, "broken promise")
@@ -297,9 +290,9 @@ class GossipCore:
         for topic in self._mesh.meshes:
             grafted, pruned = self._mesh.maintain(topic, now)
             for peer in grafted:
-                self._rpc_to(peer).graft.append(topic)
+                self._out[peer].graft.append(topic)
             for peer in pruned:
-                self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
+                self._out[peer].prune.append((topic, round(BACKOFF)))
         self._emit_gossip()
         self._cache.shift()
 
@@ -315,26 +308,15 @@ class GossipCore:
             for peer in self._mesh.gossip_recipients(topic):
                 if advertised[peer] + len(ids) <= msg.MAX_IDS:
                     advertised[peer] += len(ids)
-                    self._rpc_to(peer).ihave.append((topic, ids))
+                    self._out[peer].ihave.append((topic, ids))
 
     # Shared steps.
 
-    def _rpc_to(self, peer: PeerId) -> msg.Rpc:
-        """Return the RPC that ``peer`` is sent at the end of this event, unless it stays
-        empty."""
-        rpc = self._out.get(peer)
-        if rpc is None:
-            rpc = self._out[peer] = msg.Rpc()
-        return rpc
-
     def _take_effects(self) -> list[ev.Effect]:
-        for peer, rpc in self._out.items():
-            data = msg.encode_rpc(rpc)
-            if data:
-                self._effects.append(Send(peer, data))
-        self._out = {}
+        encoded = [(peer, msg.encode_rpc(rpc)) for peer, rpc in self._out.items()]
+        self._out.clear()
         effects, self._effects = self._effects, []
-        return effects
+        return [*effects, *(Send(peer, data) for peer, data in encoded if data)]
 
     def _penalise(self, peer: PeerId, offence: Offence, reason: str, detail: str = "") -> None:
         """Count an offence, and tell the host."""

@@ -35,7 +35,7 @@ from random import Random
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.gossip.config import BACKOFF, LAZY, GossipConfig
+from p2p.gossip.config import BACKOFF, GossipConfig
 from p2p.gossip.core.promises import FirstDeliveries
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
@@ -50,12 +50,6 @@ MAX_BACKOFFS: Final = 16 * KI
 """Maximum number of backoffs remembered: five topics and 3,000 peers. They outlive a
 connection, or a new connection would end them. The oldest is dropped first; losing one too
 early costs a GRAFT and a PRUNE."""
-OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
-"""Heartbeats between two opportunistic grafts, as in gossipsub. Once a minute the node checks
-whether other peers deliver first more often than the mesh."""
-BACKOFF_SLACK: Final = 2.0
-"""Heartbeats added to a backoff before we GRAFT again. The pruned end begins to count a moment
-after the other end; without slack its honest GRAFT arrives too early and is penalised."""
 
 Peers = dict[PeerId, None]
 Predicate = Callable[[PeerId], bool]
@@ -74,6 +68,10 @@ class Mesh:
         self._subscribers: dict[str, Peers] = {}
         self._outbound: Peers = {}
         self._heartbeats = 0
+        self._slack = 2.0 * config.interval
+        """Seconds added to a backoff before we GRAFT again. The pruned end begins to count a
+        moment after the other end; without slack its honest GRAFT arrives too early and is
+        penalised."""
         self._backoff: BoundedDict[tuple[str, PeerId], float] = BoundedDict(MAX_BACKOFFS)
 
     # Connections and subscriptions.
@@ -153,10 +151,6 @@ class Mesh:
         """Return True if a GRAFT by this peer is too early."""
         return self._backoff.get((topic, peer), -math.inf) > now
 
-    def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        """Return True if our GRAFT is not too early for the peer, with `BACKOFF_SLACK`."""
-        return not self.is_backed_off(topic, peer, now - BACKOFF_SLACK * self._config.interval)
-
     # Which peers get what.
 
     def publish_recipients(self, topic: str, size: int) -> list[PeerId]:
@@ -165,7 +159,7 @@ class Mesh:
         `MAX_FLOOD_PUBLISH` and 1 MiB in all."""
         peers = self.meshes.get(topic)
         if peers is None:
-            peers = dict.fromkeys(self._sample(topic, (), self._config.degree))
+            peers = dict.fromkeys(self._sample(topic, {}, self._config.degree))
         # Maximum bytes of one message's copies beyond those for the mesh: 64 copies of an
         # announcement (17 KiB), 4 of the largest message (256 KiB). A publisher needs its
         # upload for its policies.
@@ -176,19 +170,18 @@ class Mesh:
         return [*peers, *others[: max(0, room)]]
 
     def gossip_recipients(self, topic: str) -> list[PeerId]:
-        """Return random peers outside the mesh to send IHAVE in this heartbeat: D_lazy, or a
-        quarter of them if that is more."""
+        """Return random peers outside the mesh to send IHAVE in this heartbeat: six (D_lazy),
+        or a quarter of them if that is more (the gossip factor of 0.25)."""
         mesh = self.meshes.get(topic, {})
         outside = len(self.subscribers(topic)) - len(mesh)
-        return self._sample(topic, mesh, max(LAZY, outside // 4))
+        return self._sample(topic, mesh, max(6, outside // 4))
 
     # The heartbeat: `heartbeat` once, then `maintain` for each topic.
 
     def heartbeat(self, now: float) -> None:
         """Forget expired backoffs. This is called once in each heartbeat."""
         self._heartbeats += 1
-        ended = now - BACKOFF_SLACK * self._config.interval
-        self._backoff.keep(lambda until: until > ended)
+        self._backoff.keep(lambda until: until > now - self._slack)
 
     def maintain(self, topic: str, now: float) -> tuple[list[PeerId], list[PeerId]]:
         """Keep the mesh of a topic within its bounds. Return the peers to send GRAFT and those
@@ -201,7 +194,7 @@ class Mesh:
         missing = config.outbound - self._count_outbound(mesh)
         if missing > 0:
             grafted += self._graft_some(topic, missing, now, self._outbound.__contains__)
-        if self._heartbeats % OPPORTUNISTIC_GRAFT_HEARTBEATS == 0 and mesh:
+        if self._heartbeats % 60 == 0 and mesh:  # as often as in gossipsub
             # gossipsub grafts peers with more first deliveries than the mesh only when the
             # median score of the mesh is below a threshold. Here the median number of first
             # deliveries is the threshold: a mesh of silent peers has the median 0, and any peer
@@ -211,10 +204,9 @@ class Mesh:
             median = sorted(map(earned, mesh))[len(mesh) // 2]
             better = [peer for peer in self.subscribers(topic) if earned(peer) > median]
             best = sorted(better, key=earned, reverse=True)[: config.high]
-            # Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six,
-            # so a mesh of silent peers is replaced within minutes.
-            count = 2
-            grafted += self._graft_some(topic, count, now, best.__contains__)
+            # Two at a time, as in gossipsub: a third of a mesh of six, so a mesh of silent
+            # peers is replaced within minutes.
+            grafted += self._graft_some(topic, 2, now, best.__contains__)
         return grafted, pruned
 
     def _top_up(self, topic: str, now: float) -> list[PeerId]:
@@ -225,9 +217,12 @@ class Mesh:
         self, topic: str, count: int, now: float, accepts: Predicate = bool
     ) -> list[PeerId]:
         """Graft at most ``count`` random subscribers whose backoff is over, and return them."""
-        mesh = self.meshes[topic]
+        mesh, early = self.meshes[topic], now - self._slack
         chosen = self._sample(
-            topic, mesh, count, lambda peer: accepts(peer) and self._may_graft(topic, peer, now)
+            topic,
+            mesh,
+            count,
+            lambda peer: accepts(peer) and not self.is_backed_off(topic, peer, early),
         )
         mesh.update(dict.fromkeys(chosen))
         return chosen
@@ -245,16 +240,11 @@ class Mesh:
         return sum(peer in self._outbound for peer in peers)
 
     def _sample(
-        self,
-        topic: str,
-        without: Iterable[PeerId],
-        count: int,
-        accepts: Predicate = bool,
+        self, topic: str, without: Peers, count: int, accepts: Predicate = bool
     ) -> list[PeerId]:
         """Return at most ``count`` random subscribers of a topic that are not in
         ``without``."""
-        not_these = dict.fromkeys(without)
-        others = (peer for peer in self.subscribers(topic) if peer not in not_these)
+        others = (peer for peer in self.subscribers(topic) if peer not in without)
         peers = list(filter(accepts, others))
         return self._rng.sample(peers, min(max(count, 0), len(peers)))
 

@@ -1,7 +1,7 @@
 """Promises and first deliveries of peers. An IHAVE that we answered by IWANT is a promise.
 
-A message that does not come within ``promise`` seconds is a broken promise, which costs its
-peer a penalty (gossipsub v1.1, "spam protection measures"). Which peers to ask is a decision
+A message that does not come within three seconds is a broken promise, which costs its peer a
+penalty (gossipsub v1.1, "spam protection measures"). Which peers to ask is a decision
 under attack: a peer that advertises ids and sends nothing must not keep us from asking others.
 
 - One that has delivered messages first before (`FirstDeliveries`) is given an
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2p.gossip.config import PROMISE, GossipConfig
+from p2p.gossip.config import GossipConfig
 from p2p.identity import PeerId
 
 
@@ -120,11 +120,9 @@ class Promises:
             if most == peer:
                 return False
             self._drop(next(iter(self._of[most])), most)
-        self._of[peer][identity] = now + PROMISE
+        self._of[peer][identity] = now + 3.0  # iwant_followup_time
         self._count += 1
-        request = self._requests.get(identity)
-        if request is None:
-            request = self._requests[identity] = _OpenIwant()
+        request = self._requests.setdefault(identity, _OpenIwant())
         request.peers.append(peer)
         if proven:
             request.exclusive_until = now + self._config.interval

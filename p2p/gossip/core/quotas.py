@@ -16,17 +16,17 @@ RPCs, have 128 signatures verified, or be answered 256 KiB, in each second.
 Many peers together
 -------------------
 A thousand peers that each stay at their quota would still take every core. When more than
-`CROWD` peers were over quota in the last interval, all peers share what 16 may spend: 4 MiB a
+16 peers were over quota in the last interval, all peers share what 16 may spend: 4 MiB a
 second, 21 % of a core, however many they are. An honest peer that sends a few KiB a second
 lives for ten minutes on its burst alone, and is not one of them.
 
 When dropping is not enough
 ---------------------------
 Dropping an RPC costs about a microsecond here, and besides that what the host's reading of it
-costs. So a peer that goes on is penalised: for each 8 MiB (`FLOOD_BURSTS`) dropped beyond what
-the bucket could have paid for, and for each `PATIENCE` intervals in a row in which something
-was dropped. The fourth penalty within a minute disconnects: after 262,000 empty RPCs, 3 s at
-98,000 a second, or after a minute or two of a little too much.
+costs. So a peer that goes on is penalised: for each 8 MiB dropped beyond what the bucket could
+have paid for, and for each 15 intervals in a row in which something was dropped. The fourth
+penalty within a minute disconnects: after 262,000 empty RPCs, 3 s at 98,000 a second, or after
+a minute or two of a little too much.
 
 No honest peer is penalised for what waited while *our* process was stopped (SIGSTOP, a laptop's
 lid): at most the peer's outbox of 4 MiB and what lies in windows and kernels, which a burst and
@@ -58,12 +58,6 @@ run file; but a stranger can sign such messages by the million."""
 NEWCOMER: Final = MIB
 """Units that a peer has when it connects. Names cost nothing, so a new one does not get a whole
 burst."""
-FLOOD_BURSTS: Final = 2.0
-"""Amount dropped from one peer, in bursts, from which the peer counts as flooding. A smaller
-amount may only have waited while our process was stopped."""
-AUTHOR_SHARE: Final = 0.5
-"""An author's quota as a fraction of a peer's. Honest peers forward everything that they accept
-from an author, and would otherwise be over quota because of it."""
 
 
 class _Account(TokenBucket):
@@ -71,8 +65,8 @@ class _Account(TokenBucket):
 
     __slots__ = ("_dropped", "_intervals_over", "_over")
 
-    def __init__(self, burst: float, now: float) -> None:
-        super().__init__(burst, now, min(burst, NEWCOMER))
+    def __init__(self, now: float) -> None:
+        super().__init__(BURST, now, NEWCOMER)
         self._dropped = 0.0
         self._over = False
         self._intervals_over = 0
@@ -90,24 +84,22 @@ class _Account(TokenBucket):
         self._over = True
         return False
 
-    def take_flood(self, limit: float) -> bool:
-        """Return True and reset the count if at least ``limit`` units were dropped."""
-        if self._dropped < limit:
+    def take_flood(self) -> bool:
+        """Return True and reset the count if so much was dropped that the peer counts as
+        flooding. Less than two bursts may only have waited while our process was stopped."""
+        if self._dropped < 2 * BURST:
             return False
         self._dropped = 0.0
         return True
 
     def end_interval(self) -> tuple[bool, bool]:
         """End an interval. Return whether the peer was over quota in it, and whether it was
-        over quota in each of the last `PATIENCE` intervals, after which that count restarts."""
+        over quota in each of the last 15 intervals, or 30, 45 ..."""
         was_over, self._over = self._over, False
         self._intervals_over = self._intervals_over + 1 if was_over else 0
         # Number of consecutive intervals over quota after which a peer is penalised. A burst of
-        # 4 MiB and 15 s at 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once.
-        persistent = self._intervals_over >= 15
-        if persistent:
-            self._intervals_over = 0
-        return was_over, persistent
+        # 4 MiB and 15 s at 256 KiB/s are 8 MiB, as much as `take_flood` allows at once.
+        return was_over, was_over and self._intervals_over % 15 == 0
 
 
 class PeerQuotas:
@@ -118,18 +110,18 @@ class PeerQuotas:
         # Accounts kept of peers that left. One that comes back finds its own bucket, so that
         # reconnecting fills none, until 1,024 others have left.
         self._departed: BoundedDict[PeerId, _Account] = BoundedDict(1024)
-        self.authors = KeyedQuotas(AUTHOR_SHARE * RATE, AUTHOR_SHARE * BURST)
+        self.authors = KeyedQuotas(RATE / 2, BURST / 2)
         """Quotas of authors, charged for accepted messages. Unaccepted ones are charged to the
-        peers that bring them."""
+        peers that bring them. An author has half of what a peer has: honest peers forward
+        everything that they accept from it, and would otherwise be over quota because of
+        it."""
         self._rate = RATE
 
     def connected(self, peer: PeerId, now: float) -> None:
         """Open an account for ``peer``, or continue that of its last connection."""
         if peer not in self._accounts:
             known = self._departed.pop(peer, None)
-            if known is None:
-                known = _Account(BURST, now)
-            self._accounts[peer] = known
+            self._accounts[peer] = known or _Account(now)
 
     def disconnected(self, peer: PeerId) -> None:
         """Keep the account of a peer that left in case it returns."""
@@ -149,21 +141,16 @@ class PeerQuotas:
             account.take(units)
 
     def take_flood(self, peer: PeerId) -> bool:
-        """Return True and reset the count if so much was dropped that ``peer`` is to be
-        penalised."""
-        return self._accounts[peer].take_flood(FLOOD_BURSTS * BURST)
+        """Return True if ``peer`` is to be penalised for what was dropped."""
+        return self._accounts[peer].take_flood()
 
     def heartbeat(self) -> list[PeerId]:
         """Begin the next interval and return the peers to penalise, which were over quota in
-        each of the last `PATIENCE` intervals. Lower the rate of all peers for the next interval
-        if more than `CROWD` were over quota."""
-        persistent, crowd = [], 0
-        for peer, account in self._accounts.items():
-            was_over, has_persisted = account.end_interval()
-            crowd += was_over
-            if has_persisted:
-                persistent.append(peer)
+        each of the last 15 intervals. Lower the rate of all peers for the next interval
+        if more than 16 were over quota."""
+        ended = {peer: account.end_interval() for peer, account in self._accounts.items()}
+        crowd = sum(was_over for was_over, _ in ended.values())
         # Number of peers over quota at the same time above which all peers share a budget. It
         # is more than a mesh has; 16 peers at 1.3 % take 21 % of a core.
         self._rate = RATE * min(1.0, 16 / max(1, crowd))
-        return persistent
+        return [peer for peer, (_, has_persisted) in ended.items() if has_persisted]

@@ -38,28 +38,10 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership import messages as msg
-from p2p.membership.config import HOPS, MembershipConfig
+from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.heartbeat import SignedHeartbeat
-
-SLACK: Final = 2
-"""Number of neighbours that may be missing or surplus before the node acts. Without slack, the
-last node that lacks one neighbour would ask around for ever."""
-FIRST_RETRY: Final = 1.0
-"""Seconds until the first join is repeated. A bootstrap that starts at the same time as we do
-is up by then."""
-GUEST_SEATS: Final = 4
-"""Number of seats beyond `SLACK` for peers that ask urgently. A new guest takes only the oldest
-guest's seat: a newcomer gets in while strangers hold the rest, and no crowd evicts a
-neighbour."""
-ANCHORS: Final = 2
-"""Number of neighbours remembered over a restart. Bitcoin Core also keeps two: one may be gone,
-and three tell an observer more of the graph than they help."""
-PENDING: Final = 2.0
-"""Intervals until an unanswered request for a link counts as refused. An answer takes a dial
-and a round trip, about half an interval (`failure_detector._check`), and machines are
-busy."""
 
 
 class ActiveView:
@@ -76,16 +58,30 @@ class ActiveView:
     ) -> None:
         self.neighbours: dict[PeerId, float] = {}
         """Maps each neighbour to the time at which it became one, longest first."""
-        self._upper: Final = config.active + SLACK
+        # Neighbours that may be missing or surplus before the node acts. Without slack, the
+        # last node that lacks one neighbour would ask around for ever.
+        slack = 2
+        self._upper: Final = config.active + slack
         """Maximum number of neighbours, without the guest seats."""
-        self._lower: Final = config.active - SLACK
+        self._lower: Final = config.active - slack
         """Number of neighbours at or below which the node asks for all missing neighbours at
         once."""
+        self._guest_seats: Final = 4
+        """Number of further seats for peers that ask urgently. A new guest takes only the
+        oldest guest's seat: a newcomer gets in while strangers hold the rest, and no crowd
+        evicts a neighbour."""
+        self._patience: Final = 2.0 * config.interval
+        """Seconds until an unanswered request for a link counts as refused. An answer takes a
+        dial and a round trip, about half an interval (`failure_detector._check`), and machines
+        are busy."""
         self._least_chosen: Final = max(1, self._lower - 1)
         """Minimum number of neighbours that this node chooses itself: 2 of 7, so 5 seats are
         for peers that ask. A link is chosen by one of its ends or, where a walk made it, by
         none. With 3 of 7 the seats in a quiet swarm of 50 did not suffice, and its nodes asked
         around for ever (6 requests a second, all refused)."""
+        self._hops: Final = 3
+        """Steps of the walk that finds neighbours for a newcomer. At degree 5 the walk may end
+        at any of 80 nodes (5 times 4 times 4), most of which its bootstrap does not know."""
         self._quotas = quotas
         self._members = members
         self._config = config
@@ -105,10 +101,12 @@ class ActiveView:
         """Maps each suspecting peer that was asked to the time until which it is not asked
         again."""
         self._choose_at = -math.inf
-        self._granted: dict[bytes, float] = {}
+        self._granted: BoundedDict[bytes, float] = BoundedDict(1024)
         """Maps each peer or network to the time at which it got a guest seat, oldest first."""
         self._bootstraps: dict[PeerId, None] = {}
-        self._retry = FIRST_RETRY
+        self._retry = 1.0
+        """Seconds between two attempts to join. A bootstrap that starts at the same time as we
+        do is up after the first of them."""
         self._retry_at = math.inf
         self._heal_at = math.inf
 
@@ -120,8 +118,9 @@ class ActiveView:
 
     @property
     def anchors(self) -> tuple[PeerId, ...]:
-        """Chosen neighbours of longest standing."""
-        return tuple(self._chosen)[:ANCHORS]
+        """Chosen neighbours of longest standing: two, as in Bitcoin Core. One may be gone, and
+        three tell an observer more of the graph than they help."""
+        return tuple(self._chosen)[:2]
 
     def bootstrap(
         self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float
@@ -131,10 +130,10 @@ class ActiveView:
         # Bootstrap peers that are tried in turn, the first of those given: a configuration
         # names a handful, and any one is enough.
         self._bootstraps = dict.fromkeys(peers[:16])
-        for peer in anchors[:ANCHORS]:
+        for peer in anchors[:2]:
             if peer not in self.neighbours:
                 self._ask_chosen(peer, False, now)
-        self._retry = FIRST_RETRY
+        self._retry = 1.0
         if not self.neighbours:
             self._retry_at = now
         self._arm_heal(now)
@@ -197,19 +196,19 @@ class ActiveView:
         # all messages of a swarm of 1,000 in its first two minutes; with two, one of 24 deaths
         # was known late (test_deaths_are_known_in_time_while_a_zone_comes_back).
         others = [other for other in self.neighbours if other != peer][: self._config.active]
-        accepted = self._reply(peer, True, now)
+        accepted = self.reply(peer, True, now)
         may_walk = accepted is not None and self._quotas.walks.take(peer, now)
         # A walk has twenty messages in all.
         if may_walk and self._quotas.may_link(member.prefix, 20, now):
             for other in others:
-                self._send(other, msg.ForwardJoin(HOPS, member.signed))
+                self._send(other, msg.ForwardJoin(self._hops, member.signed))
         return accepted
 
     def on_forward_join(self, message: msg.ForwardJoin, source: PeerId, now: float) -> None:
         """Send a newcomer's heartbeat one step on, or ask the newcomer to be a neighbour."""
         newcomer = message.heartbeat.peer
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
-        hops = min(message.hops, HOPS)
+        hops = min(message.hops, self._hops)
         if hops > 0 and onward:
             if not self._quotas.answers.take(source, now):
                 return
@@ -217,10 +216,17 @@ class ActiveView:
         elif newcomer in self._members and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
-    def on_neighbor(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
-        """Answer a peer that asks us to be its neighbour. Return the answer, or None if there
-        is none."""
-        return self._reply(peer, urgent, now) if peer in self._members else None
+    def reply(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
+        """Answer a member that asks to be our neighbour. Return the answer, or None if there is
+        none."""
+        accepted = self._accepts(peer, urgent, now)
+        if accepted:
+            self.add(peer, now)
+        # A refusal has 0.7 KB with the names of others. Who gets none takes silence for one.
+        elif not self._quotas.may_link(self._members.prefix(peer), 3, now):
+            return None
+        self._send(peer, msg.NeighborReply(accepted, self._own()))
+        return accepted
 
     def on_suspected(self, peer: PeerId, now: float) -> None:
         """Ask a peer that suspects us to be our neighbour if we have none.
@@ -235,7 +241,7 @@ class ActiveView:
         if not self._bootstraps or self.neighbours or peer in self._pending:
             return
         if self._asked_back.get(peer, -math.inf) <= now:
-            self._asked_back.renew(peer, now + PENDING * self._config.interval)
+            self._asked_back.renew(peer, now + self._patience)
             self._send(peer, msg.Neighbor(True, self._own()))
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
@@ -277,12 +283,12 @@ class ActiveView:
         if chosen:
             self._chosen[peer] = None
         if peer not in self.neighbours:
-            if len(self.neighbours) >= self._upper + GUEST_SEATS:
+            if len(self.neighbours) >= self._upper + self._guest_seats:
                 self._evict(next(reversed(self._unchosen() or self._chosen)))
             self.neighbours[peer] = now
             self.changes += 1
         self._members.expect(peer, now)
-        self._retry, self._retry_at = FIRST_RETRY, math.inf
+        self._retry, self._retry_at = 1.0, math.inf
         self._arm_heal(now)
 
     def remove(self, peer: PeerId, now: float) -> None:
@@ -296,8 +302,7 @@ class ActiveView:
     def on_unreachable(self, peer: PeerId, now: float) -> None:
         """Remove a peer that did not answer from the neighbours, and avoid it for a while."""
         self._avoid(peer, now)
-        was_pending = self._pending.pop(peer, None) is not None
-        self._chosen_pending.pop(peer, None)
+        was_pending = peer in self._pending
         self.remove(peer, now)
         if was_pending:
             self.fill(now)
@@ -340,17 +345,6 @@ class ActiveView:
             return False
         return self._has_seat() or (urgent and self._grant(peer, now))
 
-    def _reply(self, peer: PeerId, urgent: bool, now: float) -> bool | None:
-        """Answer a request to be neighbours and return the answer, or None if there is none."""
-        accepted = self._accepts(peer, urgent, now)
-        if accepted:
-            self.add(peer, now)
-        # A refusal has 0.7 KB with the names of others. Who gets none takes silence for one.
-        elif not self._quotas.may_link(self._members.prefix(peer), 3, now):
-            return None
-        self._send(peer, msg.NeighborReply(accepted, self._own()))
-        return accepted
-
     def _has_seat(self) -> bool:
         """Return True if there is a seat for a neighbour that we do not choose."""
         waiting = len(self._pending) - len(self._chosen_pending)
@@ -377,28 +371,18 @@ class ActiveView:
     def _grant(self, peer: PeerId, now: float) -> bool:
         """Give a peer without neighbours a guest seat if one is free. Return True if it got
         one."""
-        granted, interval, prefix = (
-            self._granted,
-            self._config.interval,
-            self._members.prefix(peer),
-        )
+        granted, prefix = self._granted, self._members.prefix(peer)
         unchosen = self._unchosen()
         # Intervals for which a peer whose urgent request was granted, or another peer of its
         # network, is granted no other. A machine that restarts a minute later gets in at once.
-        lately = now - 12.0 * interval
-        if not unchosen or granted.get(peer.digest, -math.inf) > lately:
+        lately = now - 12.0 * self._config.interval
+        names = [name for name in (peer.digest, prefix) if name is not None]
+        if not unchosen or any(granted.get(name, -math.inf) > lately for name in names):
             return False
-        if prefix is not None and granted.get(prefix, -math.inf) > lately:
-            return False
-        if len(self.neighbours) >= self._upper + GUEST_SEATS:
-            self._evict(unchosen[-GUEST_SEATS:][0])
-        for name in (peer.digest, prefix):
-            if name is not None:
-                granted.pop(name, None)
-                granted[name] = now
-        # Grants remembered, of peers and networks.
-        while len(granted) > 1024 or granted[next(iter(granted))] <= lately:
-            del granted[next(iter(granted))]
+        if len(self.neighbours) >= self._upper + self._guest_seats:
+            self._evict(unchosen[-self._guest_seats :][0])
+        for name in names:
+            granted.renew(name, now)
         return True
 
     def _ask_chosen(self, peer: PeerId, urgent: bool, now: float) -> None:
@@ -407,7 +391,7 @@ class ActiveView:
         self._ask(peer, urgent, now)
 
     def _ask(self, peer: PeerId, urgent: bool, now: float) -> None:
-        self._pending[peer] = now + PENDING * self._config.interval
+        self._pending[peer] = now + self._patience
         self._send(peer, msg.Neighbor(urgent, self._own()))
 
     def _avoid(self, peer: PeerId, now: float) -> None:

@@ -26,7 +26,7 @@ is dropped (`verifier`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final, assert_never
 
@@ -35,14 +35,14 @@ from p2p.errors import BadMessage
 from p2p.events import AddAddrs, PeerDown, PeerUp, Received, Tick
 from p2p.identity import PeerId, Signer, Verify
 from p2p.membership import messages as msg
-from p2p.membership.config import SAMPLE, MembershipConfig
+from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
 from p2p.membership.core.events import EffectBuffer
 from p2p.membership.core.failure_detector import FailureDetector
 from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
-from p2p.membership.core.member_list import PROBE, Liveness, MemberList, MemberState
+from p2p.membership.core.member_list import Liveness, MemberList, MemberState
 from p2p.membership.core.pull import Pull
 from p2p.membership.core.quotas import RESTART, FloodQuotas
 from p2p.membership.core.verifier import HeartbeatVerifier
@@ -50,26 +50,6 @@ from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
 from p2p.own_time import STALL, OwnTime
-
-ADMISSION_BEATS: Final = 12
-"""Heartbeats between two checks that all members are still admitted. A peer that is not is
-neither heard nor listed from that moment. Checking a whole view each time took a fortieth of a
-node's time in a large swarm."""
-
-ANCHOR_BEATS: Final = 60
-"""Heartbeats between two checks that the anchors on disk are current. Only lasting anchors are
-worth writing."""
-
-
-READDRESS_BEATS: Final = 12
-"""Number of a member's sequence numbers after which the host is told its addresses again, since
-strangers may have flushed them. A returning neighbour is then reached within a minute."""
-
-
-_NEEDS_STAMP: Final = frozenset(
-    {msg.Suspect, msg.ForwardJoin, msg.Newcomers, msg.Disconnect, msg.Want}
-)
-"""Messages that do not introduce their sender, which must have shown its stamp before."""
 
 
 class MembershipCore:
@@ -198,7 +178,12 @@ class MembershipCore:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
             self._flush(now)
-        self._due = self._soonest_deadline()
+        # `min` over a list takes three times as long.
+        self._due = min(
+            self._members.settle(), self._local.next_beat, self._local.refute_at,
+            self._dissemination.flush_at, self._detector.checks_end,
+            self._active_view.next_deadline,
+        )  # fmt: skip
         self.next_deadline = self._own_time.deadline(self._due)
         if self._active_view.changes != self._told_changes:
             self._told_changes = self._active_view.changes
@@ -209,15 +194,6 @@ class MembershipCore:
         """Schedule a heartbeat at once, because this process was stopped and peers may suspect
         it."""
         self._local.next_beat = self._resumed = now
-
-    def _soonest_deadline(self) -> float:
-        """Return the earliest deadline of all parts. It is needed after each event; `min` over
-        a list takes three times as long."""
-        return min(
-            self._members.settle(), self._local.next_beat, self._local.refute_at,
-            self._dissemination.flush_at, self._detector.checks_end,
-            self._active_view.next_deadline,
-        )  # fmt: skip
 
     # Messages.
 
@@ -232,9 +208,10 @@ class MembershipCore:
             except BadMessage as error:
                 self._verifier.refuse("malformed", peer, Offence.MALFORMED, str(error))
                 return
-            verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
-            if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
-                verifier.refuse_stamp(peer)
+            # These do not introduce their sender, which must have shown its stamp before.
+            anonymous = (msg.Suspect, msg.ForwardJoin, msg.Newcomers, msg.Disconnect, msg.Want)
+            if isinstance(message, anonymous) and not self._verifier.has_stamp(peer):
+                self._verifier.refuse_stamp(peer)
             else:
                 self._dispatch(peer, message, now)
 
@@ -259,10 +236,8 @@ class MembershipCore:
                 self._on_want(peer, keys, now)
             case msg.Heartbeats(heartbeats):
                 for signed in heartbeats:
-                    self._accept(
-                        signed, peer, now, hold=self._pull.was_asked(key_of(signed.peer))
-                    )
-                    self._pull.arrived(key_of(signed.peer))
+                    hold = self._pull.arrived(key_of(signed.peer))
+                    self._accept(signed, peer, now, hold=hold)
             case _:
                 assert_never(message)
 
@@ -300,7 +275,7 @@ class MembershipCore:
                 if self._active_view.on_join(peer, now) is not None:
                     self._effects.send(peer, msg.Newcomers(self._welcome_digests()))
             case msg.Neighbor(urgent):
-                if self._active_view.on_neighbor(peer, urgent, now) is False and urgent:
+                if self._active_view.reply(peer, urgent, now) is False and urgent:
                     # Others may have a seat.
                     self._effects.send(peer, msg.Newcomers(self._welcome_digests()))
             case msg.NeighborReply(accepted):
@@ -379,15 +354,13 @@ class MembershipCore:
             else:
                 self._verifier.counters["good-byes"] += 1
             return True
-        refutes = False
-        if peer in dissemination.unrefuted:
-            # Intervals after a suspicion in which a sign of life is news for all: later the
-            # peer is dead for all (`CONFIRM`), and its return is a newcomer's.
-            since = now - 2.0 * self._config.paced(signed.heartbeat.interval)
-            refutes = dissemination.was_suspected(peer, since)
+        # Intervals after a suspicion in which a sign of life is news for all: later the peer is
+        # dead for all, and its return is a newcomer's.
+        since = now - 2.0 * self._config.paced(signed.heartbeat.interval)
+        suspected = dissemination.suspected_seqno(peer)
+        refutes = suspected >= 0 and dissemination.was_suspected(peer, since)
         if refutes:
-            ahead = seqno - dissemination.suspected_seqno(peer)
-            self._quotas.count_refutation(peer, ahead, now)
+            self._quotas.count_refutation(peer, seqno - suspected, now)
         self._detector.on_sign_of_life(signed, now, counted=refutes)
         if member is not None:
             self._update_member(member, signed, source, now)
@@ -426,15 +399,13 @@ class MembershipCore:
         known = member.signed.heartbeat.profile
         restarted = signed.seqno - member.seqno >= RESTART
         self._members.renew(member, signed, now)
-        if known is not profile:
-            if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
-                self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
-            if differs(known, profile) or known.ledger != profile.ledger:
-                self._effects.tell(ev.Change.CHANGED, ev.Member(peer, profile, now))
-        elif member.seqno % READDRESS_BEATS == 0:
+        # Strangers may have flushed its addresses. A returning neighbour is reached within a
+        # minute if the host is told them again with each twelfth heartbeat.
+        if known.addrs != profile.addrs or member.seqno % 12 == 0:
             self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
-        overdue = member.direct_at < now - PROBE * member.interval
-        if member.direct and overdue and (source == peer or restarted):
+        if known is not profile and (differs(known, profile) or known.ledger != profile.ledger):
+            self._effects.tell(ev.Change.CHANGED, ev.Member(peer, profile, now))
+        if member.direct and not member.is_heard(now) and (source == peer or restarted):
             # It lives, but does not send us heartbeats: it answers us, or was started again and
             # has forgotten us. What else others bring may be words that it gave to suspecting
             # peers before it died; with 20 % liars every neighbour was brought some.
@@ -467,11 +438,13 @@ class MembershipCore:
     def _send_heartbeats(self, now: float) -> None:
         """Send our next heartbeat to all peers that wait for one."""
         signed = self._local.beat(now)
-        if self._local.beats % ADMISSION_BEATS == 0:
+        # A peer that is not admitted any more is neither heard nor listed from that moment.
+        # Checking a whole view each time took a fortieth of a node's time in a large swarm.
+        if self._local.beats % 12 == 0:
             for peer in self._members.unadmitted(self._verifier.may):
                 self._detector.forget(peer)
                 self._active_view.remove(peer, now)
-        if self._local.beats % ANCHOR_BEATS == ADMISSION_BEATS:
+        if self._local.beats % 60 == 12:  # only lasting anchors are worth writing
             self._save_anchors()
         neighbours = self._active_view.neighbours
         self._effects.send_all(list(neighbours), msg.Beat(True, signed, self._digests()))
@@ -492,14 +465,11 @@ class MembershipCore:
     def _save_anchors(self) -> None:
         """Have our anchors written to disk if they have changed."""
         anchors = self._active_view.anchors
-        get = self._members.get
-        members = [member for peer in anchors if (member := get(peer)) is not None]
-        addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
         if anchors and anchors != self._anchors:
             self._anchors = anchors
-            self._effects.put(
-                ev.SaveAnchors(tuple([addr for place in addrs for addr in place]))
-            )
+            members = filter(None, map(self._members.get, anchors))
+            addrs = [member.signed.heartbeat.profile.addrs[:1] for member in members]
+            self._effects.put(ev.SaveAnchors(tuple(addr for place in addrs for addr in place)))
 
     def _flush(self, now: float) -> None:
         """Send floods and newcomers' digests to each neighbour that may lack them."""
@@ -520,26 +490,22 @@ class MembershipCore:
     # Shared steps.
 
     def _digests(self) -> tuple[Digest, ...]:
-        """Return the digests to send with a heartbeat, and fewer if the view is crowded."""
-        if not self._members.is_crowded():
-            return _digests_of(self._members.sample(SAMPLE, self._active_view.neighbours))
-        # Heartbeats of which one carries digests when the view is crowded: what they tell can
-        # wait as long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's
-        # time in a large swarm.
-        if self._local.beats % 3:
+        """Return the digests to send with a heartbeat: about a hundred an interval over all
+        neighbours."""
+        is_crowded = self._members.is_crowded()
+        # One heartbeat of three carries digests when the view is crowded: what they tell can
+        # wait as long (`Pull.wanted`), and to look them up was a tenth of a node's time in a
+        # large swarm.
+        if is_crowded and self._local.beats % 3:
             return ()
-        return _digests_of(self._members.sample(SAMPLE, ()))
+        return self._members.sample(15, () if is_crowded else self._active_view.neighbours)
 
     def _welcome_digests(self) -> tuple[Digest, ...]:
         # Digests for a newcomer, beside those of our neighbours: its next neighbours tell it
         # the rest.
-        return _digests_of(self._members.sample(16, self._active_view.neighbours))
+        return self._members.sample(16, self._active_view.neighbours)
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
         """Stop expecting heartbeats from a living peer, and drop it as a neighbour."""
         self._members.stop_expecting(peer)
         self._active_view.remove(peer, now)
-
-
-def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
-    return tuple([signed.digest for signed in heartbeats])

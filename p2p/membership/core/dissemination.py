@@ -27,7 +27,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import MAX_INTERVAL, Digest, SignedHeartbeat, key_of
+from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
 from p2p.membership.messages import MAX_HEARTBEATS, MAX_KEYS
 
 FLUSH_DELAY: Final = 0.2
@@ -73,8 +73,6 @@ class Dissemination:
         self._suspected: BoundedDict[PeerId, float] = BoundedDict(MAX_FLOODS)
         """Maps each peer to the time of the last suspicion or good-bye about it, oldest
         first."""
-        self.unrefuted: Final[dict[PeerId, None]] = {}
-        """Peers whose latest flooded statement is an unrefuted suspicion or leave."""
         self._first: dict[PeerId, Flood] = {}
         self._second: dict[PeerId, Flood] = {}
         self._newcomers: dict[bytes, tuple[PeerId, ...]] = {}
@@ -82,32 +80,16 @@ class Dissemination:
         self._late_newcomers: dict[bytes, tuple[PeerId, ...]] = {}
         """Maps the key of each newcomer in the second wave to the neighbours that know of
         it."""
-        self.has_newcomers = False
+
+    @property
+    def has_newcomers(self) -> bool:
         """True if newcomers wait to be announced."""
+        return bool(self._newcomers or self._late_newcomers)
 
     def _rank_of(self, peer: PeerId) -> int:
         """Return the rank of the last flood about `peer`, or the lowest rank."""
         rank = self._young.get(peer)
         return self._old.get(peer, -1 << 1) if rank is None else rank
-
-    def _note_rank(self, peer: PeerId, rank: int, now: float) -> None:
-        if now - self._turned_at > MEMORY or len(self._young) >= MAX_FLOODS:
-            self._young, self._old, self._turned_at = {}, self._young, now
-        self._young[peer] = rank
-        suspected = self._suspected
-        while suspected:
-            oldest = next(iter(suspected))
-            # Seconds for which it is remembered when a peer was suspected: two intervals, as
-            # long as there are.
-            if suspected[oldest] >= now - 2 * MAX_INTERVAL and len(suspected) < MAX_FLOODS:
-                break
-            del suspected[oldest]
-            self.unrefuted.pop(oldest, None)
-        if rank & 1:
-            suspected.renew(peer, now)
-            self.unrefuted[peer] = None
-        else:
-            self.unrefuted.pop(peer, None)
 
     def was_suspected(self, peer: PeerId, since: float) -> bool:
         """Return True if a suspicion or good-bye of ``peer`` was noted after ``since``, refuted
@@ -147,7 +129,11 @@ class Dissemination:
         peer, rank = signed.peer, 2 * signed.seqno + (suspected or signed.heartbeat.leaving)
         if rank <= self._rank_of(peer):
             return
-        self._note_rank(peer, rank, now)
+        if now - self._turned_at > MEMORY or len(self._young) >= MAX_FLOODS:
+            self._young, self._old, self._turned_at = {}, self._young, now
+        self._young[peer] = rank
+        if rank & 1:
+            self._suspected.renew(peer, now)
         self._second.pop(peer, None)
         if len(self._first) >= MAX_FLOODS and peer not in self._first:
             return  # they go out at 160 a second; so many do not come by honest means
@@ -159,7 +145,6 @@ class Dissemination:
         """Announce a new `peer` by digest to all neighbours but `source`, who told us."""
         if len(self._newcomers) < MAX_FLOODS:
             self._newcomers[key_of(peer)] = (source,)
-            self.has_newcomers = True
         self._newcomers_at = min(self._newcomers_at, now + NEWCOMER_DELAY)
         self._arm()
 
@@ -219,7 +204,6 @@ class Dissemination:
             for key, known_by in waiting[:MAX_KEYS]
             if not all([peer in at_once or peer in known_by for peer in neighbours])
         }
-        self.has_newcomers = bool(self._newcomers or self._late_newcomers)
         self._newcomers_at = now + NEWCOMER_DELAY if self.has_newcomers else math.inf
         self._arm()
         groups: dict[tuple[bytes, ...], list[PeerId]] = {}

@@ -215,9 +215,8 @@ class FailureDetector:
         if member.direct or was_asked or self._quotas.trusts_suspicions(now):
             self.declare_gone(member.signed, Change.DIED, now)
             return
-        self._members.record_heartbeat(
-            member, member.signed, member.seen
-        )  # not suspected any more
+        # It is not suspected any more.
+        self._members.record_heartbeat(member, member.signed, member.seen)
         local = self._local.peer
         if member.peer not in self._checks and self._quotas.checks.take(local, now):
             self._check(member, local, now)

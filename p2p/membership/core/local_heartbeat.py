@@ -28,18 +28,14 @@ class LocalHeartbeat:
         self._signer = signer
         self._config = config
         self._wall = wall
-        self._seqno = seqno - 1
+        self.seqno = seqno - 1
+        """Last sequence number used."""
         self._profile = Profile()
         self._newest: SignedHeartbeat | None = None
         self._last_beat = -math.inf
         self._interest: dict[PeerId, None] = {}
         self._backed_off: dict[PeerId, float] = {}
         self._suspecters: dict[PeerId, None] = {}
-
-    @property
-    def seqno(self) -> int:
-        """Last sequence number used."""
-        return self._seqno
 
     def newest(self) -> SignedHeartbeat:
         """Return our newest heartbeat, or a new one if our profile has changed since."""
@@ -82,7 +78,7 @@ class LocalHeartbeat:
     def continue_from(self, seqno: int, now: float) -> None:
         """Continue numbering from ``seqno``. Peers have a newer heartbeat of ours than we do,
         so our disk or our clock was lost."""
-        self._seqno = max(self._seqno, seqno)
+        self.seqno = max(self.seqno, seqno)
         self.beat_soon(now)
 
     def set_interest(self, peers: Iterable[PeerId]) -> None:
@@ -124,10 +120,10 @@ class LocalHeartbeat:
         return max(now, self._last_beat + 0.25 * self._config.interval)
 
     def _sign(self, *, leaving: bool) -> SignedHeartbeat:
-        self._seqno += 1
+        self.seqno += 1
         heartbeat = Heartbeat(
             peer=self._signer.peer_id,
-            seqno=self._seqno,
+            seqno=self.seqno,
             expires=round(self._wall() + self._config.lifetime),
             interval=self._config.interval,
             leaving=leaving,

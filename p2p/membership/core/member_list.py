@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 from operator import attrgetter
 from random import Random
 from typing import Final
@@ -44,7 +45,7 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.dissemination import MEMORY
 from p2p.membership.core.events import Member
-from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
+from p2p.membership.heartbeat import KEY, Digest, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
 
@@ -138,11 +139,8 @@ class MemberState:
         self.seqno, self.policy = heartbeat.seqno, heartbeat.profile.policy
         watch = self.watch
         if watch is not None:
-            watch.liveness, watch.suspected_at, watch.was_asked = (
-                Liveness.ALIVE,
-                math.inf,
-                False,
-            )
+            watch.liveness, watch.suspected_at = Liveness.ALIVE, math.inf
+            watch.was_asked = False
 
     @property
     def liveness(self) -> Liveness:
@@ -164,20 +162,13 @@ class MemberState:
     def is_watched(self) -> bool:
         """True if the peer sends us heartbeats or is suspected, so that its silence is judged
         on time."""
-        watch = self.watch
-        if watch is None:
-            return False
-        return watch.direct_at > -math.inf or watch.liveness is Liveness.SUSPECTED
+        return self.direct or self.liveness is Liveness.SUSPECTED
 
     def watched(self) -> Watch:
         """Return the peer's watch, creating it if there is none."""
         if self.watch is None:
             self.watch = Watch()
         return self.watch
-
-    def is_candidate(self, now: float) -> bool:
-        """Return True if the peer may be asked to be a neighbour."""
-        return self.liveness is Liveness.ALIVE and self.avoid_until <= now
 
     def is_heard(self, now: float) -> bool:
         """Return True if the peer itself sent us a heartbeat within `PROBE` intervals.
@@ -195,11 +186,6 @@ class Tombstone:
     """True if the peer may live beyond a partition, because it did not say good-bye."""
 
 
-YOUNG: Final = 120.0
-"""Intervals for which a member counts as young: as long as a peer of which nothing is heard
-stays listed (`stale`). An older member has been heard of since it was added."""
-
-
 class MemberList:
     """Bounded list of living members and tombstones.
 
@@ -212,6 +198,9 @@ class MemberList:
         self._local = key_of(local)
         self._config = config
         self._capacity: Final = config.capacity
+        self._youth: Final = 120.0 * config.interval
+        """Seconds for which a member counts as young: as long as a peer of which nothing is
+        heard stays listed (`stale`). An older member has been heard of since it was added."""
         # Share of its capacity up to which a view announces new peers to neighbours at once. In
         # a fuller view the digests of heartbeats suffice.
         self._sparse: Final = (7 / 8) * config.capacity
@@ -223,8 +212,8 @@ class MemberList:
         of times a second."""
         self._tombstones: dict[bytes, Tombstone] = {}
         """Tombstones by key, oldest first."""
-        self._prefixes: Counter[bytes] = Counter()
-        """Number of living members in each network."""
+        self._prefixes: Counter[bytes | None] = Counter()
+        """Number of living members in each network, and in none."""
         self.has_audience = False
         """True if peers that are no neighbours send us heartbeats because of this node's role
         in the run. They are kept beside the passive members."""
@@ -235,7 +224,8 @@ class MemberList:
         """Members that `sample` returns before it starts again."""
         self._directs = 0
         self._watched: list[tuple[float, int, MemberState]] = []
-        self._pushes = 0
+        self._pushes = count()
+        """Orders peers with the same due time by when they were scheduled."""
         self._stale_check_at = math.inf
         self._is_settled = False
         """True if nothing that `settle` reads has changed since its last call."""
@@ -247,10 +237,8 @@ class MemberList:
         This may tidy the heap, so it is a method: reading a property must not change the
         outcome.
         """
-        if self._is_settled:
-            return self._settled_at
-        self._settled_at = self._tidy()
-        self._is_settled = True
+        if not self._is_settled:
+            self._settled_at, self._is_settled = self._tidy(), True
         return self._settled_at
 
     def _tidy(self) -> float:
@@ -268,7 +256,7 @@ class MemberList:
                 self._stale_check_at = min(self._stale_check_at, self._due(member))
             elif (due := watch.due) > when:
                 watch.waits_until = due
-                heapreplace(watched, (due, self._count_push(), member))
+                heapreplace(watched, (due, next(self._pushes), member))
             else:
                 return min(when, self._stale_check_at)
         return self._stale_check_at
@@ -329,8 +317,7 @@ class MemberList:
             self._era = now
         member = MemberState(signed, now, interval, self._era)
         self._members[key] = member
-        if member.prefix is not None:
-            self._prefixes[member.prefix] += 1
+        self._prefixes[member.prefix] += 1
         self._schedule(member)
         return member
 
@@ -346,8 +333,7 @@ class MemberList:
         if profile is not known and profile.addrs != known.addrs:
             self._leave_prefix(member)
             member.prefix = prefix_of(heartbeat.profile.addrs)
-            if member.prefix is not None:
-                self._prefixes[member.prefix] += 1
+            self._prefixes[member.prefix] += 1
 
     def prefix(self, peer: PeerId) -> bytes | None:
         """Return the network of a living peer; None if the peer is unknown or has none."""
@@ -472,7 +458,7 @@ class MemberList:
         member. Of a few members drawn at random, one is chosen whose network is the most
         frequent among them. So who has many identities in a few networks gets few places.
         """
-        pool = self._of_crowded_prefix(keep) if self._prefixes else []
+        pool = self._of_crowded_prefix(keep)
         if not pool:
             if self.room > 0:
                 return None
@@ -481,7 +467,7 @@ class MemberList:
             if self.has_audience and not is_full_house:
                 return None
             pool = list(self._members.values())
-            since = now - YOUNG * config.interval  # members are in the order in which they came
+            since = now - self._youth  # members are in the order in which they came
             young = len(pool) - bisect_right(pool, since, key=attrgetter("since"))
             # Share of a full view that young members may take from older ones. Beyond it they
             # displace each other. Inventing names costs a stranger nothing, so without this
@@ -508,18 +494,17 @@ class MemberList:
         return [member for member in self._members.values() if member.prefix == prefix]
 
     def is_young(self, peer: PeerId, now: float) -> bool:
-        """Return True if a living peer was added less than `YOUNG` intervals ago."""
+        """Return True if a living peer was added a short time ago."""
         member = self.get(peer)
-        return member is not None and member.since > now - YOUNG * self._config.interval
+        return member is not None and member.since > now - self._youth
 
     def _leave_prefix(self, member: MemberState) -> None:
-        if member.prefix is not None:
-            self._prefixes[member.prefix] -= 1
-            if not self._prefixes[member.prefix]:
-                del self._prefixes[member.prefix]
+        self._prefixes[member.prefix] -= 1
+        if not self._prefixes[member.prefix]:
+            del self._prefixes[member.prefix]
 
-    def sample(self, count: int, first: Iterable[PeerId]) -> list[SignedHeartbeat]:
-        """Return the heartbeats of ``first`` and of ``count`` other members, without suspected
+    def sample(self, count: int, first: Iterable[PeerId]) -> tuple[Digest, ...]:
+        """Return the digests of ``first`` and of ``count`` other members, without suspected
         ones.
 
         Members that are new or have a new policy come first. The others come in random order,
@@ -537,11 +522,12 @@ class MemberList:
             if known.get(member.peer[KEY]) is member:
                 chosen[member.peer] = member
                 left -= 1
-        return [
-            member.signed
+        digests = [
+            member.signed.digest
             for member in chosen.values()
             if (watch := member.watch) is None or watch.liveness is not Liveness.SUSPECTED
         ]
+        return tuple(digests)
 
     def name_next(self, member: MemberState) -> None:
         """Put a member that is new or has a new policy at the front of the turns of
@@ -562,7 +548,8 @@ class MemberList:
             number = self._rng.randrange(len(members))
             members[number], member = members[-1], members[number]
             members.pop()
-            if member.peer in neighbours or not member.is_candidate(now):
+            is_avoided = member.avoid_until > now or member.liveness is not Liveness.ALIVE
+            if member.peer in neighbours or is_avoided:
                 continue
             if member.prefix in near:
                 later.append(member.peer)
@@ -592,13 +579,7 @@ class MemberList:
         if due < watch.waits_until:
             self._is_settled = False
             watch.waits_until = due
-            heappush(self._watched, (due, self._count_push(), member))
-
-    def _count_push(self) -> int:
-        """Return a number that orders peers with the same due time by when they were
-        scheduled."""
-        self._pushes += 1
-        return self._pushes
+            heappush(self._watched, (due, next(self._pushes), member))
 
     def _due(self, member: MemberState) -> float:
         """Return the time at which the liveness of a living peer must be judged next."""

@@ -13,9 +13,6 @@ from p2p.membership.core.member_list import Liveness, MemberList
 from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 
-BATCH_INTERVALS: Final = 3.0
-"""Intervals between two requests that can wait: those for old entries, and those for the last
-two seats. One message then asks for several heartbeats."""
 MAX_ASKED: Final = 1024
 """Maximum number of requested keys. They are remembered for an interval so that no other peer
 is asked for them too."""
@@ -42,19 +39,15 @@ class Pull:
         self._unanswered = KeyedQuotas(1.0 / config.interval, 64.0)
         self._batch_at = -math.inf
 
-    def was_asked(self, key: bytes) -> bool:
-        """Return True if the heartbeat behind ``key`` was requested and has not come."""
-        return key in self._asked
-
     def sought(self, key: bytes, now: float) -> None:
         """Note a request that no digest caused, so that no peer is blamed if nothing comes."""
         if len(self._asked) < MAX_ASKED:
             self._asked.pop(key, None)
             self._asked[key] = now, None
 
-    def arrived(self, key: bytes) -> None:
-        """Note that the heartbeat for ``key`` came."""
-        self._asked.pop(key, None)
+    def arrived(self, key: bytes) -> bool:
+        """Note that the heartbeat for ``key`` came, and return True if it was requested."""
+        return self._asked.pop(key, None) is not None
 
     def wanted(
         self, digests: Iterable[Digest], source: PeerId, now: float
@@ -106,5 +99,7 @@ class Pull:
             keys.append(key)
             asked[key] = now, source
         if keys and is_batch:
-            self._batch_at = now + BATCH_INTERVALS * self._interval
+            # Intervals between two requests that can wait: those for old entries, and those for
+            # the last two seats. One message then asks for several heartbeats.
+            self._batch_at = now + 3.0 * self._interval
         return tuple(keys)

@@ -32,10 +32,6 @@ from typing import Final
 from p2p.bounded import KeyedQuotas, RateLimit
 from p2p.identity import PeerId
 
-TRUST: Final = 16.0
-"""Number of refuted suspicions after which suspicions are checked before they are passed on.
-Not every false suspicion is a lie: a machine that slept for a minute is suspected, and refutes
-when it wakes."""
 RESTART: Final = 1000
 """Minimum jump of the sequence number that indicates a restart of the peer. A running node
 counts by one, and a restarted one begins at its clock in milliseconds. Such a refutation costs
@@ -46,9 +42,11 @@ class FloodQuotas:
     """Quotas of forwarded and answered messages, in tokens per interval with a burst."""
 
     def __init__(self, interval: float) -> None:
-        # Intervals after which one refuted suspicion is forgiven. The rate must cover machines
-        # of a large swarm that wake up by chance; a liar may send as many for ever.
-        self._trust = RateLimit(1 / (2.0 * interval), TRUST)
+        # Refuted suspicions after which suspicions are checked before they are passed on, and
+        # the rate at which they are forgiven. Not every false suspicion is a lie: a machine
+        # that slept for a minute is suspected, and refutes when it wakes. The rate must cover
+        # machines of a large swarm that wake up by chance; a liar may send as many for ever.
+        self._trust = RateLimit(1 / (2.0 * interval), 16.0)
         # Until one peer's next restart takes no trust: two minutes at 5 s. A peer may say of
         # its number what it likes, and have accomplices suspect it: so often each can make all
         # others pass on a suspicion and a refutation, as it could by being started again in
@@ -90,7 +88,7 @@ class FloodQuotas:
         restarted. The refuting heartbeat's number is ``ahead`` of the suspected one."""
         if ahead >= RESTART and self._restarts.take(peer, now):
             return  # it was true
-        self._trust.level = max(self._trust.available(now) - 1, -TRUST)
+        self._trust.level = max(self._trust.available(now) - 1, -self._trust.capacity)
 
     def may_answer(self, peer: PeerId, count: int, now: float, *, free: float) -> bool:
         """Return True if ``peer`` may get ``count`` heartbeats. Those beyond ``free`` are
