@@ -80,7 +80,9 @@ async def _hoard(victim: Victim, streams: int, size: int) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_the_fast_reader() -> None:
+async def test_what_is_over_the_limit_is_taken_from_the_hoard_not_from_the_fast_reader() -> (
+    None
+):
     limit = 4 * MIB
     async with open_victims(7, 8, 9, budget=_budget(limit)) as (hoarder, other, honest):
         budget = honest.connection.budget
