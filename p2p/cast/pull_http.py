@@ -1,7 +1,7 @@
 """``shoal pull http://...``: take the versions that servers of shardcast 0.3.2, or ours, list.
 
-What comes this way is signed by no publisher: it is a file that some server listed, held to the
-digest that most servers list for it. shardcast names one digest for the whole file and none for
+What comes this way is signed by no publisher: it is a file that half of the servers list, held
+to their digest. shardcast names one digest for the whole file and none for
 its shards, so a wrong shard shows only at the end. Then the version is fetched once more from
 each server alone.
 
@@ -72,9 +72,10 @@ class Origins:
         self._came = 0
 
     async def listed(self) -> list[Listed]:
-        """Return the listed versions, newest first. If servers list different entries for a
-        version, the most frequent entry counts. Raises `OriginsFailed` if no server answers."""
-        said: dict[PolicyVersion, Counter[Listed]] = {}
+        """Return the listed versions, newest first. An entry counts if half of the servers that
+        answer list it; of two for one version, the more frequent. Raises `OriginsFailed` if no
+        server answers."""
+        said: Counter[Listed] = Counter()
         troubles: list[str] = []
         for base in self._bases:
             data = bytearray()
@@ -88,11 +89,15 @@ class Origins:
             except (OriginsFailed, BadMessage) as error:
                 troubles.append(str(error))
                 continue
-            for entry in entries:
-                said.setdefault(entry.version, Counter())[entry] += 1
-        if len(troubles) == len(self._bases):
+            said.update(set(entries))
+        answered = len(self._bases) - len(troubles)
+        if not answered:
             raise OriginsFailed(f"no server gives its {LISTING}: {'; '.join(troubles)}")
-        return [said[version].most_common(1)[0][0] for version in sorted(said, reverse=True)]
+        best: dict[PolicyVersion, Listed] = {}
+        for entry, count in said.most_common():
+            if 2 * count >= answered:
+                best.setdefault(entry.version, entry)
+        return [best[version] for version in sorted(best, reverse=True)]
 
     async def wait_newer(self, known: PolicyVersion = NO_POLICY) -> Release:
         """Fetch the newest version once it is newer than ``known``; versions in between are

@@ -101,6 +101,15 @@ async def test_most_servers_are_believed_about_a_digest(tmp_path: Path) -> None:
         assert entry.digest == blake3(DATA).digest()
 
 
+async def test_one_server_of_three_adds_no_version(tmp_path: Path) -> None:
+    listing = b"v999999999: " + b"0" * 64 + b"|1\n" + ORIGIN["distribution.txt"]
+    async with following(tmp_path, {**ORIGIN, "distribution.txt": listing}, ORIGIN, ORIGIN) as (
+        origins,
+        _,
+    ):
+        assert [entry.version for entry in await origins.listed()] == [3]
+
+
 async def endless(send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(4000):
