@@ -169,8 +169,7 @@ RULES: Final = {
                 "",
             )
         },
-        scenarios=("accuse_flood",),
-        tests="refutation",
+        tests="shown_to_that_peer_alone",
     ),
     "requested keys": Rule(
         "requests take bounded memory",
