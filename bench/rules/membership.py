@@ -174,8 +174,7 @@ RULES: Final = {
                 "",
             )
         },
-        scenarios=("accuse_flood",),
-        tests="refutation",
+        tests="shown_to_that_peer_alone",
     ),
     "requested keys": Rule(
         "requests take bounded memory",

@@ -304,6 +304,14 @@ def test_floods_are_remembered_within_a_bound() -> None:
     assert dissemination.was_suspected(said[-1].peer, -1.0)
 
 
+def test_a_suspicion_of_a_peer_that_we_hear_is_shown_to_that_peer_alone() -> None:
+    core = linked_core(3)
+    liar, victim, _ = core.neighbours
+    told = tell(core, liar, Suspect((heartbeat_of(victim),)))
+    told += sent(core.handle(Tick(), 1.5))
+    assert [peer for peer, said in told if isinstance(said, Suspect)] == [victim]
+
+
 def test_suspicions_make_a_node_neither_sign_without_a_pause_nor_beat_to_all() -> None:
     core, told = linked_core(3), list[PeerId]()
     liar, signed, newest = core.neighbours[0], set[int](), heartbeat_of(core.peer, 2000)

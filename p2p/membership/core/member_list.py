@@ -598,8 +598,8 @@ class MemberList:
         else:
             end = member.seen + self._config.stale * interval
         if watch.liveness is Liveness.SUSPECTED:
-            # Intervals that a suspected peer has to refute. With `SUSPECT` this makes 2.8: at 5
-            # s, a death is known 14 s after the last heartbeat plus the time of the flood,
-            # which is within 15 s of the death.
+            # Intervals that a suspected peer has to refute. With the two until it is suspected
+            # this makes 2.8: at 5 s, a death is known 14 s after the last heartbeat plus the
+            # time of the flood, which is within 15 s of the death.
             end = min(end, watch.suspected_at + 0.8 * interval)
         return end

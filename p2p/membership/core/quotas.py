@@ -59,7 +59,7 @@ class FloodQuotas:
         # if the other neighbours tell of the rest; later 300 bytes a second from seven.
         self.unchecked = KeyedQuotas(1 / 4 / interval, 32.0)
         # Requests of one peer to be a neighbour: a newcomer asks after 1, 2, 4 s, an honest
-        # peer that was refused waits for six intervals (`AVOID`).
+        # peer that was refused waits for six intervals.
         self.asks = KeyedQuotas(1 / (6.0 * interval), 4.0)
         # Joins of one peer after which its heartbeat walks. Identities that each name a network
         # of their own joined every 40 s, and made a swarm send 25 bytes for each of theirs.
