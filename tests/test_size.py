@@ -18,20 +18,20 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2275,
-    "p2p/cast": 1887,
+    "p2p": 2274,
+    "p2p/cast": 1898,
     "p2p/circuit": 798,
     "p2p/dht": 1988,
     "p2p/gossip": 973,
     "p2p/ledger": 1093,
-    "p2p/membership": 2232,
+    "p2p/membership": 2237,
     "p2p/node": 4048,
     "p2p/reach": 1144,
     "p2p/sandbox": 700,
-    "p2p/shardcast": 6430,
+    "p2p/shardcast": 6431,
     "p2p/swarm": 1988,
     "p2p/transport": 2499,
-    "proofs": 1023,
+    "proofs": 1010,
     "roles": 6,
     "roles/calibrate": 683,
     "roles/chat": 707,
@@ -59,8 +59,8 @@ LIMITS = {
     "sim/node": 1413,
     "sim/run": 1170,
     "sim/studies": 3440,
-    "sim/workloads": 2652,
-    "tests": 51928,
+    "sim/workloads": 2650,
+    "tests": 49307,
 }
 
 NO_CODE = {
