@@ -60,7 +60,7 @@ LIMITS = {
     "sim/run": 1170,
     "sim/studies": 3440,
     "sim/workloads": 2650,
-    "tests": 49307,
+    "tests": 49308,
 }
 
 NO_CODE = {

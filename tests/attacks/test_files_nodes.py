@@ -88,7 +88,8 @@ ROWS: Final = (
 
 
 ELSEWHERE: Final = {
-    "model/*": "../unit/test_model_fetch.py::test_a_kept_file_that_has_rotted_is_copied_again",
+    "model/*": "../unit/test_model_fetch.py::"
+    "test_what_has_rotted_or_was_pinned_by_another_edition_does_not_stay",
     "engine/*": "test_engine_deaths.py::"
     "test_killed_between_writing_and_reading_it_leaves_nothing",
     "trainer/metrics.jsonl": "../unit/test_metrics.py"
