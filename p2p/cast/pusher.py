@@ -54,8 +54,6 @@ from p2p.shardcast.store import Cores
 from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import SwarmConfig, open_host
 
-"""Folder in a push's state with whole versions of a folder of weights."""
-
 
 def push(argv: Sequence[str]) -> int:
     """See `p2p.cast.pusher`."""

@@ -137,9 +137,9 @@ LARGE_MODEL: Final = ModelKind(
 """Nobody has trained one with Shoal yet: the numbers are other people's."""
 
 KINDS: Final = (NETWORK, SMALL_MODEL, LARGE_MODEL)
+"""All kinds of models, the smaller ones first."""
 LORA_TIMES: Final = 10
 """Factor between the rates of a model's low-rank sums and of its weights."""
-"""All kinds of models, the smaller ones first."""
 
 TRAINED: Final[Mapping[str, Mapping[str, float]]] = {
     "arithmetic": {"addition": 6.0, "tables": 1.0, "stories": 1.0, "largest": 2.0}

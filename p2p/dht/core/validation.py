@@ -1,8 +1,8 @@
 """Validation of records: signature, stamp, key, lifetime, namespace.
 
 A record is validated when it is stored and again when a holder returns it, since holders are
-strangers. The outcome says whose fault it is: `FORGED` is a lie of the peer that passed it on,
-`STALE` and `REFUSED` are not.
+strangers. A forged record is a lie of the peer that passed it on; one that is out of date, or
+that a namespace refuses, is not.
 """
 
 from __future__ import annotations
