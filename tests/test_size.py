@@ -28,7 +28,7 @@ LIMITS = {
     "p2p/node": 4048,
     "p2p/reach": 1144,
     "p2p/sandbox": 700,
-    "p2p/shardcast": 6431,
+    "p2p/shardcast": 6434,
     "p2p/swarm": 1988,
     "p2p/transport": 2499,
     "proofs": 1010,

@@ -150,8 +150,9 @@ class Digester:
             cost = size / HASH_RATE
             cost += (draft.offsets[first + packed] - draft.offsets[first]) / ENCODE_RATE
             made = await self._cores.run(
-                encode_spans, raw, draft.spans[first:end], packed, size=size, rate=size / cost
-            )
+                encode_spans, raw, draft.spans[first:end], packed,
+                size=size, rate=size / cost, few=0,
+            )  # fmt: skip
             for number, (span, wire) in enumerate(made, first):
                 spans[number] = span
                 if wire is not None:
@@ -337,6 +338,7 @@ class PolicyPublisher:
                 new,
                 size=run.size,
                 rate=900e6,
+                few=0,
             )
 
         runs, wires = runs_of(index), list[int]()

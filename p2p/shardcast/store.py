@@ -100,11 +100,12 @@ class Cores:
         self._limit = trio.CapacityLimiter(world.cores)
 
     async def run(
-        self, function: Callable[..., _T], *args: object, size: int, rate: float
-    ) -> _T:
+        self, function: Callable[..., _T], *args: object, size: int, rate: float,
+        few: int = OFF_LOOP,
+    ) -> _T:  # fmt: skip
         """Call a function that works on ``size`` bytes, at ``rate`` bytes a second as modelled,
-        when a core is free; at once if there are few."""
-        if size <= OFF_LOOP:
+        when a core is free; at once if they are at most ``few``."""
+        if size <= few:
             return function(*args)
         async with self._limit:
             return await self._world.run_blocking(function, *args, cost=size / rate)
