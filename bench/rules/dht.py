@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.rules.rule import (
-    HUGE,
-    UNLIMITED,
-    UNLIMITED_EACH,
-    Exam,
-    Rule,
-    Service,
-    always,
-    edited,
-)
+from bench.rules.rule import HUGE, UNLIMITED, UNLIMITED_EACH, Exam, Rule, Service, always, edit
 from p2p.dht.core.validation import RecordValidator
 from p2p.events import Send
 
@@ -87,21 +78,13 @@ RULES: Final = {
     ),
     "publishers": Rule(
         "a key's records fit an answer",
-        {
-            f"{CORE}.store:RecordStore._evicted": edited(
-                f"{CORE}.store:RecordStore._evicted", ">= MAX_RECORDS", ">= 10**9"
-            )
-        },
+        edit(f"{CORE}.store:RecordStore._evicted", ">= MAX_RECORDS", ">= 10**9"),
         scenarios=("squatters",),
         tests="squatters or prefix or publishers",
     ),
     "prefixes of a key": Rule(
         "one network gets a quarter of a key",
-        {
-            f"{CORE}.store:RecordStore._evicted": edited(
-                f"{CORE}.store:RecordStore._evicted", ">= 16", ">= 10**9"
-            )
-        },
+        edit(f"{CORE}.store:RecordStore._evicted", ">= 16", ">= 10**9"),
         scenarios=("squatters",),
         tests="squatters_of_one",
     ),
@@ -213,11 +196,7 @@ RULES: Final = {
     ),
     "records validated": Rule(
         "a get remembers a bounded number of records",
-        {
-            f"{CORE}.requester:GetOperation.take_untrusted": edited(
-                f"{CORE}.requester:GetOperation.take_untrusted", "< 2 * MAX_FOUND", "< 10**9"
-            )
-        },
+        edit(f"{CORE}.requester:GetOperation.take_untrusted", "< 2 * MAX_FOUND", "< 10**9"),
         tests="bounded_number or editions",
     ),
     "no dial for a ping": Rule(

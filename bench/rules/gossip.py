@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bench.rules.rule import HUGE, UNLIMITED_EACH, Exam, Rule, Service, always, edited
+from bench.rules.rule import HUGE, UNLIMITED_EACH, Exam, Rule, Service, always, edit
 from p2p.gossip.config import RATE
 from p2p.gossip.core.promises import Promises
 from p2p.gossip.core.quotas import PeerQuotas
@@ -145,7 +145,7 @@ RULES: Final = {
     ),
     "opportunistic graft": Rule(
         "a silent mesh is replaced",
-        {f"{CORE}.mesh:Mesh.maintain": edited(f"{CORE}.mesh:Mesh.maintain", "% 60", "% 10**9")},
+        edit(f"{CORE}.mesh:Mesh.maintain", "% 60", "% 10**9"),
         scenarios=("ghost_mesh",),
         tests="bring_news",
     ),
@@ -207,11 +207,7 @@ RULES: Final = {
     ),
     "answer": Rule(
         "an IWANT gets a bounded answer",
-        {
-            f"{CORE}.core:GossipCore._on_iwant": edited(
-                f"{CORE}.core:GossipCore._on_iwant", "size > msg.MAX_RPC // 2", "False"
-            )
-        },
+        edit(f"{CORE}.core:GossipCore._on_iwant", "size > msg.MAX_RPC // 2", "False"),
         tests="fits_one_rpc or stand_on",
     ),
     "cache": Rule(

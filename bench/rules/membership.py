@@ -12,6 +12,7 @@ from bench.rules.rule import (
     Rule,
     Service,
     always,
+    edit,
     edited,
     fixed,
 )
@@ -103,7 +104,7 @@ RULES: Final = {
     ),
     "grants": Rule(
         "one network gets one guest seat at a time",
-        {f"{VIEW}._grant": edited(f"{VIEW}._grant", "(peer.digest, prefix)", "(peer.digest,)")},
+        edit(f"{VIEW}._grant", "(peer.digest, prefix)", "(peer.digest,)"),
         tests="no_more_than_one_guest_seat",
     ),
     "ask back": Rule(
@@ -167,13 +168,11 @@ RULES: Final = {
     ),
     "heard peers": Rule(
         "a suspicion of a peer that we hear is checked first",
-        {
-            f"{CORE}.failure_detector:FailureDetector.on_suspect": edited(
-                f"{CORE}.failure_detector:FailureDetector.on_suspect",
-                "member.is_heard(now) or ",
-                "",
-            )
-        },
+        edit(
+            f"{CORE}.failure_detector:FailureDetector.on_suspect",
+            "member.is_heard(now) or ",
+            "",
+        ),
         tests="shown_to_that_peer_alone",
     ),
     "requested keys": Rule(
@@ -195,7 +194,7 @@ RULES: Final = {
     ),
     "batches": Rule(
         "what can wait comes together, and a full view changes slowly",
-        {f"{CORE}.pull:Pull.wanted": edited(f"{CORE}.pull:Pull.wanted", "3.0 *", "0.0 *")},
+        edit(f"{CORE}.pull:Pull.wanted", "3.0 *", "0.0 *"),
         tests="larger_than_the_view",
     ),
     "crowded view": Rule(
@@ -217,20 +216,12 @@ RULES: Final = {
     ),
     "crowds go first": Rule(
         "many identities in few networks get few places of a full view",
-        {
-            f"{CORE}.member_list:MemberList.evictee": edited(
-                f"{CORE}.member_list:MemberList.evictee", "crowds[member.prefix]", "0"
-            )
-        },
+        edit(f"{CORE}.member_list:MemberList.evictee", "crowds[member.prefix]", "0"),
         tests="few_networks",
     ),
     "far networks": Rule(
         "neighbours are chosen in different networks",
-        {
-            f"{CORE}.member_list:MemberList.candidates": edited(
-                f"{CORE}.member_list:MemberList.candidates", "member.prefix in near", "False"
-            )
-        },
+        edit(f"{CORE}.member_list:MemberList.candidates", "member.prefix in near", "False"),
         tests="other_networks_first",
     ),
     "news first": Rule(
@@ -266,7 +257,7 @@ RULES: Final = {
     ),
     "slack": Rule(
         "a node that lacks one neighbour does not ask around",
-        {f"{VIEW}.__init__": edited(f"{VIEW}.__init__", "slack = 2", "slack = 0")},
+        edit(f"{VIEW}.__init__", "slack = 2", "slack = 0"),
         scenarios=("flash_crowd", "accuse_flood", "urgent_links", "eclipse"),
         tests="seat",
     ),

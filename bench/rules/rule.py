@@ -101,6 +101,11 @@ def edited(place: str, old: str, new: str) -> object:
     return made[name]
 
 
+def edit(place: str, old: str, new: str) -> dict[str, object]:
+    """Return the switch of a rule that is `edited` at one place."""
+    return {place: edited(place, old, new)}
+
+
 def carrier(place: str) -> tuple[Any, str]:
     """Return the module or class that carries a rule, and the name of its attribute.
 

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final
 
-from bench.rules.rule import HUGE, UNLIMITED, Exam, Rule, Service, always, edited, fixed
+from bench.rules.rule import HUGE, UNLIMITED, Exam, Rule, Service, always, edit, fixed
 from p2p.shardcast.chunkset import EMPTY
 
 CORE: Final = "p2p.shardcast.core"
@@ -83,11 +83,7 @@ RULES: Final = {
     ),
     "roster is dialled": Rule(
         "no root is reported before its children are there",
-        {
-            f"{CORE}.handout:HandOut.suspect": edited(
-                f"{CORE}.handout:HandOut.suspect", "> MESH", "> 10**9"
-            )
-        },
+        edit(f"{CORE}.handout:HandOut.suspect", "> MESH", "> 10**9"),
         ("after_push", "late_joiners", "lab_broadcast", "crowd"),
     ),
     "settle": Rule(
@@ -135,20 +131,12 @@ RULES: Final = {
     ),
     "own line": Rule(
         "no node asks for more than its line carries",
-        {
-            f"{CORE}.repair:Repair._plan": edited(
-                f"{CORE}.repair:Repair._plan", "2 * self._stall", "1e9 * self._stall"
-            )
-        },
+        edit(f"{CORE}.repair:Repair._plan", "2 * self._stall", "1e9 * self._stall"),
         ("lab_adsl", "deltas", "late_joiners"),
     ),
     "credulity": Rule(
         "one claim does not bend the forest",
-        {
-            f"{CORE}.receipts:Capacities.believe": edited(
-                f"{CORE}.receipts:Capacities.believe", "4 * median", "1e9 * median"
-            )
-        },
+        edit(f"{CORE}.receipts:Capacities.believe", "4 * median", "1e9 * median"),
         ("boaster", "overclaim"),
     ),
     "receipts": Rule(
@@ -167,11 +155,7 @@ RULES: Final = {
     ),
     "waiting items": Rule(
         "a peer that takes nothing is given up",
-        {
-            "p2p.shardcast.bulk:Sender.push_nowait": edited(
-                "p2p.shardcast.bulk:Sender.push_nowait", "> 64", "> 10**9"
-            )
-        },
+        edit("p2p.shardcast.bulk:Sender.push_nowait", "> 64", "> 10**9"),
     ),
     "rates": Rule(
         "a node keeps to its owner's rates",
@@ -179,7 +163,7 @@ RULES: Final = {
     ),
     "indexes": Rule(
         "a peer gets few indexes",
-        {f"{CORE}.upload:Upload.answer": edited(f"{CORE}.upload:Upload.answer", "<= 16", "")},
+        edit(f"{CORE}.upload:Upload.answer", "<= 16", ""),
     ),
     "manifests": Rule(
         "a publisher's versions take bounded memory",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.rules.rule import HUGE, UNLIMITED, Rule, Service, always, edited, fixed
+from bench.rules.rule import HUGE, UNLIMITED, Rule, Service, always, edit, edited, fixed
 
 LIMITS: Final = "p2p.swarm.core.limits"
 GATER: Final = "p2p.swarm.core.gater"
@@ -12,11 +12,6 @@ OUTBOX: Final = "p2p.swarm.outbox"
 CONNECTOR: Final = "p2p.swarm.connector"
 SWARM: Final = "p2p.swarm.swarm"
 IDENTIFY: Final = "p2p.swarm.identify"
-
-
-def edit(place: str, old: str, new: str) -> dict[str, object]:
-    """Return the replacement of a piece of a method."""
-    return {place: edited(place, old, new)}
 
 
 RULES: Final = {

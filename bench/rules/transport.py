@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from bench.rules.rule import HUGE, Rule, Service, always, edited
+from bench.rules.rule import HUGE, Rule, Service, always, edit
 
 BUDGET: Final = "p2p.transport.core.budget"
 YAMUX: Final = "p2p.transport.core.yamux"
@@ -17,11 +17,6 @@ DIAL: Final = "p2p.transport.dial"
 DNS: Final = "p2p.transport.dns"
 TCP: Final = "p2p.transport.tcp"
 WIRE: Final = "p2p.wire"
-
-
-def edit(place: str, old: str, new: str) -> dict[str, object]:
-    """Return the replacement of a piece of a method."""
-    return {place: edited(place, old, new)}
 
 
 async def in_every_pass(_: object) -> None:
