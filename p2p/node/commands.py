@@ -31,21 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
         lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
-        usage = "usage: shoal COMMAND ... | --version"
-        about = "Strangers train one model together, peer to peer."
-        say(
-            "\n".join(
-                [
-                    usage,
-                    "",
-                    about,
-                    "",
-                    *lines,
-                    "",
-                    "Each explains itself: shoal COMMAND --help.",
-                ]
-            )
-        )
+        say("usage: shoal COMMAND ... | --version\n")
+        say("Strangers train one model together, peer to peer.\n")
+        say("\n".join([*lines, "", "Each explains itself: shoal COMMAND --help."]))
         return 0 if arguments else WRONG_USAGE
     if arguments[0] == "--version":
         say(f"shoal {version('shoal')}")
